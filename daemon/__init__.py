@@ -1,0 +1,1 @@
+"""The composition root: processes, doors and the command line. May import every folder."""

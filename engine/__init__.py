@@ -1,0 +1,1 @@
+"""Inference: model files, tokenizer, program, scheduler, sampling, the engine process and its client. May import kernels."""

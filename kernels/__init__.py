@@ -1,0 +1,1 @@
+"""CUDA sources, how they are built, and the layout of ops. Imports nothing of Quadjet."""

@@ -1,0 +1,1 @@
+"""One connected editor: protocol, documents, workspace edits. May import agent_tasks."""
