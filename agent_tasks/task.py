@@ -38,7 +38,9 @@ TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
     TaskState.QUEUED: frozenset({TaskState.RUNNING, TaskState.PAUSED}),
     TaskState.RUNNING: frozenset({TaskState.WAITING_TOOL, TaskState.NEEDS_YOU, TaskState.PAUSED, TaskState.VERIFYING}),
     TaskState.WAITING_TOOL: frozenset({TaskState.RUNNING}),
-    TaskState.NEEDS_YOU: frozenset({TaskState.RUNNING, TaskState.QUEUED, TaskState.PROPOSED, TaskState.ACCEPTED, TaskState.REJECTED}),
+    TaskState.NEEDS_YOU: frozenset(
+        {TaskState.RUNNING, TaskState.QUEUED, TaskState.PROPOSED, TaskState.ACCEPTED, TaskState.REJECTED}
+    ),
     TaskState.PAUSED: frozenset({TaskState.RUNNING, TaskState.QUEUED}),
     TaskState.VERIFYING: frozenset({TaskState.RUNNING, TaskState.PROPOSED}),
     TaskState.PROPOSED: frozenset({TaskState.ACCEPTED, TaskState.REJECTED, TaskState.NEEDS_YOU, TaskState.QUEUED}),
@@ -136,7 +138,10 @@ class HunkState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """One changed region of one file: lines old_start.. of the snapshot (from 1) become `text`. old_lines 0 inserts before old_start."""
+    """One changed region of one file: `old_lines` lines of the snapshot from `old_start` (counted from 1) become `text`.
+
+    old_lines 0 inserts before line old_start.
+    """
 
     id: str
     path: Path
