@@ -1,0 +1,36 @@
+"""What every verb is given: the places and the settings, read when they are first needed."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import click
+
+from . import config
+from .models import ModelStore
+
+
+class Settings:
+    """The flags of this call over file and environment. A bad setting fails only the verbs that use settings."""
+
+    def __init__(self, flags: dict[str, str]) -> None:
+        self._flags = flags
+
+    @cached_property
+    def places(self) -> config.Places:
+        return config.Places.from_environment()
+
+    @cached_property
+    def loaded(self) -> config.Loaded:
+        return config.load(self._flags, self.places)
+
+    @property
+    def config(self) -> config.Config:
+        return self.loaded.config
+
+    @property
+    def models(self) -> ModelStore:
+        return ModelStore(self.places.models)
+
+
+pass_settings = click.make_pass_decorator(Settings)
