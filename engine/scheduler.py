@@ -1,0 +1,93 @@
+"""Which rows the next step computes.
+
+Every decoding sequence gets its row in every step. What is left of max_rows goes to waiting prompts, so a prompt holds the others
+up for one step of max_rows rows at a time. The prompt with the fewest rows left comes first; every fourth step the one admitted
+first does, so that short prompts cannot starve a long one. Sequences are admitted in the order they came; none overtakes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from .cache import PageCache
+from .errors import EngineError
+from .sequence import Sequence
+
+_OLDEST_EVERY = 4
+
+
+class ScheduledRows(NamedTuple):
+    """Rows num_computed .. num_computed + num_rows - 1 of a sequence; logits are needed of the last num_sampled."""
+
+    sequence: Sequence
+    num_rows: int
+    num_sampled: int
+
+
+class Scheduler:
+    def __init__(self, cache: PageCache, *, max_sequences: int, max_rows: int, max_waiting: int) -> None:
+        if not 1 <= max_sequences <= max_rows:
+            raise EngineError(
+                f"a step of {max_rows} rows cannot hold a row of each of {max_sequences} sequences", "lower engine.max_sequences"
+            )
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+        self._cache = cache
+        self._max_sequences = max_sequences
+        self._max_rows = max_rows
+        self._max_waiting = max_waiting
+        self._num_prefill_steps = 0
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises EngineError if it could never run or the queue is full."""
+        if sequence.max_pages > self._cache.num_pages:
+            raise EngineError(
+                f"the sequence needs {sequence.max_pages} pages of cache, but there are {self._cache.num_pages}",
+                "lower max_tokens or raise engine.context",
+            )
+        if len(self.waiting) >= self._max_waiting:
+            raise EngineError(f"{self._max_waiting} sequences wait already", "try again when one has finished")
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out a sequence, running or waiting, and let go of its pages."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._cache.release(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    def schedule(self) -> list[ScheduledRows]:
+        """The rows of the next step, at most max_rows; empty when there is nothing to do."""
+        self._admit()
+        decoding = [s for s in self.running if s.is_decoding]
+        rows = [ScheduledRows(s, 1, 1) for s in decoding]
+        room = self._max_rows - len(rows)
+        for sequence in self._prompts():
+            if room == 0:
+                break
+            self._cache.share_more(sequence)
+            count = min(room, sequence.num_remaining)
+            is_last = count == sequence.num_remaining
+            rows.append(ScheduledRows(sequence, count, count if sequence.wants_prompt_logits else int(is_last)))
+            room -= count
+        for scheduled in rows:
+            self._cache.grow(scheduled.sequence, scheduled.sequence.num_computed + scheduled.num_rows)
+        return rows
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self._max_sequences and self._cache.admit(self.waiting[0]):
+            self.running.append(self.waiting.popleft())
+
+    def _prompts(self) -> list[Sequence]:
+        """Sequences with prompt rows left, in the order in which they may take room. `running` is in order of admission."""
+        prompts = [s for s in self.running if not s.is_decoding]
+        if not prompts:
+            return []
+        self._num_prefill_steps += 1
+        by_length = sorted(prompts, key=lambda s: s.num_remaining)
+        if self._num_prefill_steps % _OLDEST_EVERY == 0:
+            by_length.remove(prompts[0])
+            by_length.insert(0, prompts[0])
+        return by_length
