@@ -1,0 +1,40 @@
+"""The daemon's log: one file, rotated, readable by its user only, without bodies of messages."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+_MAX_BYTES = 4 * 2**20
+_KEPT = 3
+
+
+@contextmanager
+def open_log(path: Path) -> Iterator[None]:
+    """Everything logged goes to `path` while this is open."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handler = _PrivateHandler(path, maxBytes=_MAX_BYTES, backupCount=_KEPT, encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    # At INFO pygls logs every message it sends, and with them the text of documents.
+    logging.getLogger("pygls").setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        handler.close()
+
+
+class _PrivateHandler(RotatingFileHandler):
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        return TextIOWrapper(open(descriptor, "ab"), encoding=self.encoding, errors=self.errors)  # noqa: PTH123
