@@ -163,7 +163,7 @@ _CLASSES: dict[str, type[Any]] = {c.__name__: c for c in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
-    """The message as one frame."""
+    """The message as one frame. ChannelError if a field does not hold what it should."""
     header: dict[str, Any] = {"type": type(message).__name__}
     payload = b""
     for field in fields(message):
@@ -175,6 +175,7 @@ def encode(message: Message) -> bytes:
             value = {f.name: getattr(value, f.name) for f in fields(value)}
         header[field.name] = value
     header["bytes"] = len(payload)
+    _decode(dict(header), payload)  # what the other side would refuse, and end the conversation for, never leaves this one
     text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
     if len(text) > MAX_HEADER_BYTES or len(payload) > MAX_PAYLOAD_BYTES:
         raise EngineError(f"a message of {len(text)} + {len(payload)} bytes is larger than the engine channel carries")
