@@ -1,0 +1,240 @@
+"""The reference executor: a program run with NumPy. It defines what each op computes, and runs models where there is no GPU.
+
+Rows of all sequences are columns of one matrix per buffer, [features, columns], padded with zero columns (products.py). Every
+op treats columns alike and in a fixed order of summation, so the logits of a row are the same bits alone, in a batch, in any
+chunk and in any pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.abi import OpKind
+from .backend import PAGE_TOKENS, SequenceRows, StepPlan, StepResult
+from .budget import memory_budget
+from .gguf_file import GgufFile
+from .model import load_config
+from .products import Products
+from .program import LOGITS, Op, Program, Rope, Rows, lower
+from .reference_attention import KvLayer
+from .reference_ops import RopeTable, rms_norm, rotate, swiglu
+from .sampling import sample
+from .weights import Progress, Weights, load_weights
+
+Array = NDArray[np.float32]
+
+
+class ReferenceBackend:
+    """Backend on NumPy. Reads the file whole when made; it may be closed then."""
+
+    def __init__(
+        self,
+        file: GgufFile,
+        *,
+        num_pages: int,
+        max_rows: int = 64,
+        on_progress: Progress | None = None,
+        is_padded: bool = True,
+    ) -> None:
+        """`is_padded` False gives up bit identity, to measure what it costs.
+
+        Raises ModelFileError for a file that cannot be run, EngineError if the memory does not suffice.
+        """
+        config = load_config(file)
+        memory_budget(file, config, num_pages=num_pages, max_rows=max_rows).check()
+        program = lower(config)
+        self._num_pages = num_pages
+        self._max_rows = max_rows
+        self._executor = Executor(program, load_weights(file, program, on_progress), num_pages, is_padded)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._executor.program.vocab_size
+
+    @property
+    def num_pages(self) -> int:
+        return self._num_pages
+
+    @property
+    def max_rows(self) -> int:
+        return self._max_rows
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Raises ValueError for a plan that is not well formed, EngineError for sampling that is impossible."""
+        self._check(plan)
+        logits = self._executor.run(plan)
+        tokens: list[NDArray[np.int32]] = []
+        kept: list[Array | None] = []
+        done = 0
+        for sequence in plan.sequences:
+            rows = logits[done : done + sequence.num_sampled]
+            done += sequence.num_sampled
+            end = sequence.start + len(sequence.tokens)
+            tokens.append(sample(rows, np.arange(end - sequence.num_sampled, end), sequence.sampling, sequence.mask))
+            kept.append(rows.copy() if sequence.return_logits else None)
+        return StepResult(tuple(tokens), tuple(kept))
+
+    def _check(self, plan: StepPlan) -> None:
+        total = sum(len(sequence.tokens) for sequence in plan.sequences)
+        if not 1 <= total <= self._max_rows:
+            raise ValueError(f"a step of {total} rows, not 1 to {self._max_rows}")
+        for sequence in plan.sequences:
+            count, pages = len(sequence.tokens), sequence.page_ids
+            if not 0 <= sequence.num_sampled <= count or count == 0:
+                raise ValueError(f"{sequence.num_sampled} sampled rows of {count}")
+            if sequence.tokens.min() < 0 or sequence.tokens.max() >= self.vocab_size:
+                raise ValueError(f"token ids must be 0 to {self.vocab_size - 1}")
+            if sequence.start < 0 or len(pages) != -(-(sequence.start + count) // PAGE_TOKENS):
+                raise ValueError(f"{len(pages)} pages for positions up to {sequence.start + count}")
+            if pages.min() < 0 or pages.max() >= self._num_pages:
+                raise ValueError(f"page ids must be 0 to {self._num_pages - 1}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """One sequence's columns of the step."""
+
+    rows: SequenceRows
+    columns: slice
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    tokens: NDArray[np.int32]
+    """[rows]"""
+    positions: NDArray[np.int64]
+    """[columns], 0 where padded"""
+    spans: tuple[_Span, ...]
+    sampled: NDArray[np.int64]
+    """Columns whose logits are wanted."""
+    buffers: dict[str, Array]
+    """[features, columns], but the logits [sampled rows, vocab]."""
+
+
+class Executor:
+    """Runs a program op by op. Holds its weights and its KV cache."""
+
+    def __init__(self, program: Program, weights: Weights, num_pages: int, is_padded: bool = True) -> None:
+        self.program = program
+        self._weights = weights
+        self._layers = [KvLayer(shape, num_pages) for shape in program.kv_layers]
+        self._products, self._page_products = _make_products(program, weights) if is_padded else (Products.unpadded(),) * 2
+        self._ropes: dict[tuple[Rope, int], RopeTable] = {}
+        self._run_op: dict[OpKind, Callable[[_Step, Op], None]] = {
+            OpKind.EMBED: self._embed,
+            OpKind.RMS_NORM: self._rms_norm,
+            OpKind.MATMUL: self._matmul,
+            OpKind.MATMUL_ADD: self._matmul_add,
+            OpKind.ROPE: self._rope,
+            OpKind.KV_APPEND: self._kv_append,
+            OpKind.ATTENTION: self._attention,
+            OpKind.SWIGLU: self._swiglu,
+            OpKind.SELECT: self._select,
+        }
+
+    def run(self, plan: StepPlan) -> Array:
+        """Logits [sampled rows, vocab] in the plan's order."""
+        step = self._begin(plan)
+        # Weights of a damaged file may overflow; sampling refuses logits that are not finite.
+        with np.errstate(all="ignore"):
+            for op in self.program.ops:
+                if len(step.sampled) or self.program.buffers[op.output].rows is Rows.STEP:
+                    self._run_op[op.kind](step, op)
+        return step.buffers[LOGITS]
+
+    def _begin(self, plan: StepPlan) -> _Step:
+        spans: list[_Span] = []
+        done = 0
+        for sequence in plan.sequences:
+            spans.append(_Span(sequence, slice(done, done + len(sequence.tokens))))
+            done += len(sequence.tokens)
+        positions = np.zeros(self._products.padded(done), np.int64)
+        for span in spans:
+            positions[span.columns] = np.arange(span.rows.start, span.rows.start + len(span.rows.tokens))
+        sampled = [np.arange(span.columns.stop - span.rows.num_sampled, span.columns.stop) for span in spans]
+        tokens = np.concatenate([sequence.tokens for sequence in plan.sequences])
+        step = _Step(tokens, positions, tuple(spans), np.concatenate(sampled), {})
+        self._allocate(step)
+        return step
+
+    def _allocate(self, step: _Step) -> None:
+        columns = {Rows.STEP: len(step.positions), Rows.SAMPLED: self._products.padded(len(step.sampled))}
+        for name, buffer in self.program.buffers.items():
+            shape = (buffer.features, columns[buffer.rows])
+            step.buffers[name] = np.empty((len(step.sampled), buffer.features) if name == LOGITS else shape, np.float32)
+
+    def _embed(self, step: _Step, op: Op) -> None:
+        table = self._weights.embedding
+        rows = table[step.tokens] if isinstance(table, np.ndarray) else table.rows(step.tokens)
+        out = step.buffers[op.output]
+        out[:, : len(rows)] = rows.T
+        out[:, len(rows) :] = 0
+
+    def _rms_norm(self, step: _Step, op: Op) -> None:
+        rms_norm(step.buffers[op.inputs[0]], self._weights.matrices[op.weights], op.eps, step.buffers[op.output])
+
+    def _matmul(self, step: _Step, op: Op) -> None:
+        weights, x, out = self._weights.matrices[op.weights], step.buffers[op.inputs[0]], step.buffers[op.output]
+        if op.output == LOGITS:
+            self._products.multiply_rows(weights, x, out)
+            return
+        self._products.multiply(weights, x, out)
+        if op.biases:
+            out += self._weights.matrices[op.biases][:, np.newaxis]
+
+    def _matmul_add(self, step: _Step, op: Op) -> None:
+        x, total = step.buffers[op.inputs[0]], step.buffers[op.output]
+        product = np.empty_like(total)
+        self._products.multiply(self._weights.matrices[op.weights], x, product)
+        total += product
+        if op.biases:
+            total += self._weights.matrices[op.biases][:, np.newaxis]
+
+    def _rope(self, step: _Step, op: Op) -> None:
+        assert op.rope is not None
+        shape = self.program.kv_layers[op.layer]
+        key = (op.rope, shape.head_dim)
+        if key not in self._ropes:
+            factors = self._weights.matrices[(op.rope.factors,)] if op.rope.factors is not None else None
+            self._ropes[key] = RopeTable(op.rope.theta, shape.head_dim, factors)
+        cosines, sines = self._ropes[key].at(step.positions)
+        heads = step.buffers[op.output][: shape.q_width + shape.kv_width].reshape(-1, shape.head_dim, len(step.positions))
+        rotate(heads, cosines, sines, op.rope.style)
+
+    def _kv_append(self, step: _Step, op: Op) -> None:
+        shape = self.program.kv_layers[op.layer]
+        kv = step.buffers[op.inputs[0]][shape.q_width :].reshape(2, shape.kv_heads, shape.head_dim, -1)
+        for span in step.spans:
+            k, v = kv[:, :, :, span.columns]
+            self._layers[op.layer].append(k, v, span.rows.start, span.rows.page_ids)
+
+    def _attention(self, step: _Step, op: Op) -> None:
+        shape = self.program.kv_layers[op.layer]
+        q = step.buffers[op.inputs[0]][: shape.q_width].reshape(shape.heads, shape.head_dim, -1)
+        out = step.buffers[op.output]
+        out[:, len(step.tokens) :] = 0
+        heads = out.reshape(shape.heads, shape.head_dim, -1)
+        for span in step.spans:
+            rows = span.rows
+            heads[:, :, span.columns] = self._layers[op.layer].attend(
+                q[:, :, span.columns], rows.start, rows.page_ids, self._page_products
+            )
+
+    def _swiglu(self, step: _Step, op: Op) -> None:
+        swiglu(step.buffers[op.inputs[0]], step.buffers[op.output])
+
+    def _select(self, step: _Step, op: Op) -> None:
+        out = step.buffers[op.output]
+        out[:, : len(step.sampled)] = step.buffers[op.inputs[0]][:, step.sampled]
+        out[:, len(step.sampled) :] = 0
+
+
+def _make_products(program: Program, weights: Weights) -> tuple[Products, Products]:
+    """Products with the weights, and products of one page of keys or values."""
+    matrices = [matrix.shape for matrix in weights.matrices.values() if matrix.ndim == 2]
+    pages = {pair for shape in program.kv_layers for pair in ((PAGE_TOKENS, shape.head_dim), (shape.head_dim, PAGE_TOKENS))}
+    return Products.for_shapes((rows, inner) for rows, inner in matrices), Products.for_shapes(pages)

@@ -1,0 +1,97 @@
+"""Keys and values in pages, and attention over them, in sums whose order depends on positions only.
+
+Scores and weighted values are computed page by page (PAGE_TOKENS positions each) and page sums are added in page order, so a
+row's result does not change with the rows beside it or the pages after it: those add exact zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .backend import PAGE_TOKENS
+from .products import Products
+from .program import AttentionShape
+
+QUERY_COLUMNS = 64
+"""Query columns attended at a time: bounds the scores to [pages, kv_heads, PAGE_TOKENS, QUERY_COLUMNS]."""
+
+
+class KvLayer:
+    """Cache of one layer. keys [num_pages, kv_heads, PAGE_TOKENS, head_dim], values with the last two swapped; float32."""
+
+    def __init__(self, shape: AttentionShape, num_pages: int) -> None:
+        self._shape = shape
+        # np.zeros maps pages of memory as they are first written: an idle cache costs nothing.
+        self._keys = np.zeros((num_pages, shape.kv_heads, PAGE_TOKENS, shape.head_dim), np.float32)
+        self._values = np.zeros((num_pages, shape.kv_heads, shape.head_dim, PAGE_TOKENS), np.float32)
+
+    def append(self, k: NDArray[np.float32], v: NDArray[np.float32], start: int, page_ids: NDArray[np.int32]) -> None:
+        """Store k and v [kv_heads, head_dim, n] of positions start .. start + n - 1."""
+        done, count = 0, k.shape[-1]
+        while done < count:
+            page, slot = divmod(start + done, PAGE_TOKENS)
+            stop = min(count, done + PAGE_TOKENS - slot)
+            page_id, slots = page_ids[page], slice(slot, slot + stop - done)
+            if slot == 0:
+                # What another sequence left behind the end would be multiplied by 0; if it is not finite, that is not 0.
+                self._values[page_id] = 0
+            self._keys[page_id, :, slots] = k[:, :, done:stop].transpose(0, 2, 1)
+            self._values[page_id, :, :, slots] = v[:, :, done:stop]
+            done = stop
+
+    def attend(self, q: NDArray[np.float32], start: int, page_ids: NDArray[np.int32], products: Products) -> NDArray[np.float32]:
+        """[heads, head_dim, n] for q of the same shape, rows at positions start .. start + n - 1."""
+        shape = self._shape
+        group, count = shape.heads // shape.kv_heads, q.shape[-1]
+        queries = np.zeros((shape.kv_heads, shape.head_dim, products.padded(group * count)), np.float32)
+        packed = queries[:, :, : group * count].reshape(shape.kv_heads, shape.head_dim, group, count)
+        scale = np.float32(1 / np.sqrt(shape.head_dim))
+        np.multiply(q.reshape(shape.kv_heads, group, shape.head_dim, count).transpose(0, 2, 1, 3), scale, out=packed)
+        positions = np.zeros(queries.shape[-1], np.int64)
+        positions[: group * count] = np.tile(np.arange(start, start + count), group)
+        attended = np.empty_like(queries)
+        for left in range(0, queries.shape[-1], QUERY_COLUMNS):
+            columns = slice(left, left + QUERY_COLUMNS)
+            attended[:, :, columns] = self._attend_columns(queries[:, :, columns], positions[columns], start, page_ids, products)
+        result = attended[:, :, : group * count].reshape(shape.kv_heads, shape.head_dim, group, count)
+        return result.transpose(0, 2, 1, 3).reshape(shape.heads, shape.head_dim, count)
+
+    def _attend_columns(
+        self,
+        queries: NDArray[np.float32],
+        positions: NDArray[np.int64],
+        start: int,
+        page_ids: NDArray[np.int32],
+        products: Products,
+    ) -> NDArray[np.float32]:
+        """[kv_heads, head_dim, columns] for queries of that shape, of which column c sees positions up to positions[c]."""
+        kv_heads, head_dim, columns = queries.shape
+        scores = np.empty((len(page_ids), kv_heads, PAGE_TOKENS, columns), np.float32)
+        runs = list(_runs(page_ids))
+        for pages, ids in runs:
+            for call in products.calls(columns):
+                np.matmul(self._keys[ids], queries[:, :, call], out=scores[pages, :, :, call])
+        first = start // PAGE_TOKENS  # every row sees all of the pages before
+        keys_at = np.arange(first * PAGE_TOKENS, len(page_ids) * PAGE_TOKENS).reshape(-1, 1, PAGE_TOKENS, 1)
+        np.copyto(scores[first:], -np.inf, where=keys_at > positions)
+        scores -= scores.max(axis=(0, 2))[:, np.newaxis]
+        np.exp(scores, out=scores)
+        sums = np.empty((len(page_ids), kv_heads, head_dim, columns), np.float32)
+        for pages, ids in runs:
+            for call in products.calls(columns):
+                np.matmul(self._values[ids], scores[pages, :, :, call], out=sums[pages, :, :, call])
+        totals = np.add.reduce(np.add.reduce(scores, axis=2), axis=0)
+        # The initial zero makes a sum of zeros +0, so that a page of zeros more changes nothing.
+        attended: NDArray[np.float32] = np.add.reduce(sums, axis=0, initial=np.float32(0)) / totals[:, np.newaxis]
+        return attended
+
+
+def _runs(page_ids: NDArray[np.int32]) -> Iterator[tuple[slice, slice]]:
+    """Runs of consecutive ids, as (their places in page_ids, the ids): each is read from the cache without a copy."""
+    breaks = [0, *(np.flatnonzero(np.diff(page_ids) != 1) + 1).tolist(), len(page_ids)]
+    for begin, end in pairwise(breaks):
+        yield slice(begin, end), slice(int(page_ids[begin]), int(page_ids[begin]) + end - begin)

@@ -1,0 +1,68 @@
+"""The ops that treat every row by itself. Arrays are [features, columns] with contiguous rows; a column is a row of the step.
+
+Elementwise functions run over whole contiguous arrays and reductions go down the features in order, so the bits of a column do
+not depend on its place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .backend import PAGE_TOKENS
+from .model import RopeStyle
+
+Array = NDArray[np.float32]
+
+
+def rms_norm(x: Array, weight: Array, eps: float, out: Array) -> None:
+    squares = np.square(x, dtype=np.float64)
+    mean = np.add.reduce(squares, axis=0) / len(x)
+    np.multiply(x, (1 / np.sqrt(mean + eps)).astype(np.float32), out=out)
+    out *= weight[:, np.newaxis]
+
+
+def swiglu(gate_up: Array, out: Array) -> None:
+    gate, up = gate_up[: len(out)], gate_up[len(out) :]
+    np.negative(gate, out=out)
+    np.exp(out, out=out)
+    out += 1
+    np.divide(gate, out, out=out)
+    out *= up
+
+
+class RopeTable:
+    """Cosines and sines of the angles of all positions, made a page of positions at a time and kept."""
+
+    def __init__(self, theta: float, head_dim: int, factors: Array | None) -> None:
+        self._frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        if factors is not None:
+            self._frequencies = self._frequencies / factors.astype(np.float64)
+        self._pages: dict[int, tuple[Array, Array]] = {}
+
+    def at(self, positions: NDArray[np.int64]) -> tuple[Array, Array]:
+        """(cosines, sines), each [head_dim / 2, len(positions)]."""
+        pages = [self._page(page) for page in (positions // PAGE_TOKENS).tolist()]
+        slots = (positions % PAGE_TOKENS).tolist()
+        cosines = np.stack([cos[:, slot] for (cos, _), slot in zip(pages, slots, strict=True)], axis=1)
+        sines = np.stack([sin[:, slot] for (_, sin), slot in zip(pages, slots, strict=True)], axis=1)
+        return cosines, sines
+
+    def _page(self, page: int) -> tuple[Array, Array]:
+        if page not in self._pages:
+            positions = np.arange(page * PAGE_TOKENS, (page + 1) * PAGE_TOKENS)
+            angles = self._frequencies[:, np.newaxis] * positions
+            self._pages[page] = (np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+        return self._pages[page]
+
+
+def rotate(heads: Array, cosines: Array, sines: Array, style: RopeStyle) -> None:
+    """Rotate `heads` [heads, head_dim, columns] in place by angles [head_dim / 2, columns]."""
+    half = heads.shape[1] // 2
+    if style is RopeStyle.ADJACENT:
+        a, b = heads[:, 0::2], heads[:, 1::2]
+    else:
+        a, b = heads[:, :half], heads[:, half:]
+    turned = a * cosines - b * sines
+    b[...] = a * sines + b * cosines
+    a[...] = turned
