@@ -99,6 +99,8 @@ class GenerationUsage:
 class TokenEvent:
     """One generated token; or, last, `token` None with why it ended. End-of-generation tokens are not among the tokens."""
 
+    id: int
+    """The generation's number, for `end_early`."""
     token: int | None
     finish: Literal["stop", "length"] | None = None
     usage: GenerationUsage | None = None
@@ -187,9 +189,14 @@ class EngineClient:
         async with contextlib.aclosing(self._answers(number, message)) as answers:
             async for answer in answers:
                 if isinstance(answer, Token):
-                    yield TokenEvent(answer.token, logits=None if answer.logits is None else answer.logits[0])
+                    yield TokenEvent(number, answer.token, logits=None if answer.logits is None else answer.logits[0])
                 elif isinstance(answer, Done):
-                    yield TokenEvent(None, "length" if answer.reason == "length" else "stop", _usage(answer))
+                    yield TokenEvent(number, None, "length" if answer.reason == "length" else "stop", _usage(answer))
+
+    def end_early(self, event: TokenEvent) -> None:
+        """Stop a generation before the next step; its iterator goes on to the last event, which holds the usage."""
+        if self._failure is None:
+            self._send(Cancel(event.id))
 
     async def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """[n, vocab] after each of the tokens, computed afresh."""

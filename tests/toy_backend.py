@@ -58,7 +58,7 @@ class ToyBackend:
         written: list[int] = []
         for s in plan.sequences:
             assert 0 <= s.num_sampled <= len(s.tokens)
-            assert len(s.page_ids) >= -(-(s.start + len(s.tokens)) // PAGE_TOKENS)
+            assert len(s.page_ids) == -(-(s.start + len(s.tokens)) // PAGE_TOKENS)
             assert len(set(s.page_ids.tolist())) == len(s.page_ids)
             assert ((s.page_ids >= 0) & (s.page_ids < self.num_pages)).all()
             written += s.page_ids[s.start // PAGE_TOKENS :].tolist()
