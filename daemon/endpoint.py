@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from ..engine.errors import QuadjetError
 MAX_SOCKET_PATH_BYTES = 100
 """sun_path holds 108 bytes on Linux and 104 elsewhere, a closing zero included."""
 LOCK_NAME = "daemon.lock"
+HANDOVER_S = 25.0
+_POLL_S = 0.05
 _BACKLOG = 64
 
 
@@ -58,7 +61,7 @@ def bind(path: Path) -> Endpoint:
     """Take the lock beside `path`, clear a stale socket, bind and listen. DaemonRunningError or EndpointError if it cannot."""
     check_socket_path(path)
     prepare_folder(path.parent)
-    lock = _take_lock(path.with_name(LOCK_NAME))
+    lock = _wait_for_lock(path)
     try:
         _remove_stale(path)
         listener = _listen(path)
@@ -103,6 +106,24 @@ def peer_of(connection: socket.socket) -> Peer:
     size = struct.calcsize("3i")
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return Peer(pid, uid)
+
+
+def _wait_for_lock(path: Path) -> int:
+    """The lock, at once or when its holder has ended. A holder that serves is not waited for."""
+    deadline = time.monotonic() + HANDOVER_S
+    while True:
+        try:
+            return _take_lock(path.with_name(LOCK_NAME))
+        except DaemonRunningError:
+            # Held but not answering: a daemon that is starting or stopping.
+            if _answers(path) or time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def _take_lock(path: Path) -> int:

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
 from ..engine.errors import QuadjetError
-from ..lsp.protocol import FramingError, Json, read_frame, to_frame
+from ..lsp.framing import FramingError, read_frame, to_frame
 from .bridge import SERVE_COMMAND, NoDaemonError, attach, try_connect
 from .config import Places
+
+Json = Any
 
 _METHOD_NOT_FOUND = -32601
 

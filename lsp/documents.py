@@ -61,7 +61,7 @@ class TextBuffer:
 
 
 def to_offset(buffer: TextBuffer, position: types.Position, encoding: str) -> int:
-    """Index into the text. Beyond a line's end means its end, beyond the last line the text's end, inside a character its start."""
+    """Index into the text. Past a line's end means its end, past the last line the text's end, inside a character its start."""
     if position.line >= len(buffer.starts):
         return len(buffer.text)
     start, end = buffer.starts[position.line], buffer.line_end(position.line)

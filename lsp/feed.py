@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ..agent_tasks.task import TaskEvent
-from .protocol import ConnectionWriter
+from .framing import ConnectionWriter
 
 Journal = Callable[[str, int], Awaitable[list[TaskEvent]]]
 """(task id, seq) -> the events after seq."""

@@ -111,7 +111,7 @@ P = TypeVar("P", SendToAgent, NoParams, TaskParams, SubscribeParams, AcceptParam
 
 
 def decode(kind: type[P], params: object) -> P:
-    """The parameters of a method. Unknown fields and nulls are ignored; ParamsError names what is missing or of the wrong type."""
+    """A method's parameters. Unknown fields and nulls are ignored; ParamsError names what is missing or of the wrong type."""
     params = {} if params is None else params
     if not isinstance(params, Mapping):
         raise ParamsError("params must be an object")

@@ -15,14 +15,15 @@ from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 
 from ..agent_tasks.errors import TaskError, UnknownHunkError, UnknownTaskError
 from ..agent_tasks.manager import TaskManager
-from ..agent_tasks.task import Diagnostic, NeedsYou, Task, TaskEvent, TaskSpec, TaskState
+from ..agent_tasks.task import Diagnostic, Task, TaskEvent, TaskSpec
 from ..agent_tasks.workspace import Workspace
 from . import messages
 from .code_actions import code_actions
 from .documents import Documents, NotAFileError, choose_root, to_lines, uri_to_path
 from .feed import EventFeed
-from .progress import TaskProgress
-from .protocol import ConnectionProtocol, ConnectionServer, ConnectionWriter, Json, serve_frames, shared_converter
+from .framing import ConnectionWriter
+from .notices import TaskNotices
+from .protocol import ConnectionProtocol, ConnectionServer, Json, serve_frames, shared_converter
 from .workspace_edit import workspace_edit
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ T = TypeVar("T")
 
 APPLY_EDIT_TIMEOUT_S = 20.0
 SYNC_TIMEOUT_S = 2.0
-_WORKING = frozenset({TaskState.QUEUED, TaskState.RUNNING, TaskState.WAITING_TOOL, TaskState.VERIFYING})
 
 
 @dataclass(slots=True)
@@ -66,8 +66,7 @@ class EditorSession:
         self._changed = asyncio.Event()
         self._coroutines: set[asyncio.Task[None]] = set()
         self._feed = EventFeed(shared.manager.events, self._send_event, self._writer)
-        self._progress = TaskProgress(self._protocol, self._spawn)
-        self._own_tasks: set[str] = set()
+        self._notices = TaskNotices(self._protocol, self._spawn)
         self._capabilities = types.ClientCapabilities()
         self._name = "editor"
         self._register()
@@ -85,7 +84,7 @@ class EditorSession:
         finally:
             self._shared.sessions.discard(self)
             self._shared.workspace.close_all(self)
-            self._progress.close()
+            self._notices.close()
             self._protocol.end()
             for coroutine in self._coroutines:
                 coroutine.cancel()
@@ -98,12 +97,12 @@ class EditorSession:
     def publish(self, event: TaskEvent) -> None:
         """A live event of any task."""
         self._feed.publish(event)
-        if event.task_id in self._own_tasks:
-            self._tell_owner(event)
+        if self.owns(event.task_id):
+            self._notices.publish(self._shared.manager.task(event.task_id), event)
 
     def owns(self, task_id: str) -> bool:
         """True if this client shows the task's progress and messages."""
-        return task_id in self._own_tasks
+        return self._notices.owns(task_id)
 
     async def apply_edit(self, path: Path, base_version: int, new_text: str, label: str) -> bool:
         document = self._documents.at(path)
@@ -187,8 +186,7 @@ class EditorSession:
         # File system calls may hang on a network mount, and nobody else may notice.
         spec = await asyncio.to_thread(to_spec, params, self._folders())
         task = await self._shared.manager.send(spec)
-        self._own_tasks.add(task.id)
-        self._show_progress(task, task.message)
+        self._notices.own(task)
         return {"taskId": task.id}
 
     async def _subscribe(self, params: messages.SubscribeParams) -> dict[str, Any]:
@@ -242,6 +240,8 @@ class EditorSession:
 
     def _on_initialize(self, params: types.InitializeParams) -> None:
         self._capabilities = params.capabilities
+        window = params.capabilities.window
+        self._notices.shows_progress = bool(window and window.work_done_progress)
         if params.client_info is not None:
             self._name = f"{params.client_info.name} {params.client_info.version or ''}".strip()
 
@@ -251,9 +251,7 @@ class EditorSession:
         for task in self._shared.manager.tasks():
             watched = any(session.owns(task.id) for session in self._shared.sessions)
             if not task.state.is_final and not watched and task.spec.root in folders:
-                self._own_tasks.add(task.id)
-                if task.state in _WORKING:
-                    self._show_progress(task, task.message)
+                self._notices.own(task)
 
     def _on_open(self, params: types.DidOpenTextDocumentParams) -> None:
         document = self._documents.open(params.text_document)
@@ -275,7 +273,7 @@ class EditorSession:
         return code_actions(params, self._capabilities)
 
     def _on_progress_cancel(self, params: types.WorkDoneProgressCancelParams) -> None:
-        task_id = self._progress.task_of(params.token)
+        task_id = self._notices.task_of(params.token)
         if task_id is not None:
             self._spawn(self._stop_task(task_id))
 
@@ -292,41 +290,8 @@ class EditorSession:
                 continue  # a virtual folder: no file in it can be sent
         return folders
 
-    # -- what a client is told -------------------------------------------------------------------------------------------
-
     def _send_event(self, event: TaskEvent) -> None:
         self._protocol.notify(messages.TASK_EVENT, messages.describe_event(event))
-
-    def _tell_owner(self, event: TaskEvent) -> None:
-        task = self._shared.manager.task(event.task_id)
-        if event.type == "progress":
-            done, total = event.data.get("done"), event.data.get("total")
-            count = f" ({done}/{total})" if total else ""
-            self._show_progress(task, f"{event.data.get('message', '')}{count}")
-        elif event.type == "turn":
-            self._show_progress(task, f"turn {event.data.get('number', task.turns)}")
-        elif event.type == "state" and event.data.get("state") in _WORKING:
-            self._show_progress(task, event.data.get("message") or str(event.data["state"]))
-        elif event.type == "state":
-            self._progress.end(task.id, str(event.data["state"]))
-            self._show_message(task, event)
-
-    def _show_progress(self, task: Task, message: str) -> None:
-        window = self._capabilities.window
-        if window is not None and window.work_done_progress and task.state in _WORKING:
-            self._progress.show(task.id, _title(task), message)
-
-    def _show_message(self, task: Task, event: TaskEvent) -> None:
-        state, reason, text = event.data["state"], event.data.get("reason"), event.data.get("message", "")
-        if state == TaskState.PROPOSED and event.data.get("message") != "partly reviewed":
-            kind, what = types.MessageType.Info, f"done: {task.card.title if task.card else text}"
-        elif state == TaskState.NEEDS_YOU and reason != NeedsYou.RESTART:
-            kind, what = types.MessageType.Warning, f"needs you ({reason}): {text}"
-        elif state == TaskState.FAILED:
-            kind, what = types.MessageType.Error, f"failed: {text}"
-        else:
-            return
-        self._protocol.notify(types.WINDOW_SHOW_MESSAGE, types.ShowMessageParams(kind, f"{_title(task)}: {what}"))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -352,10 +317,6 @@ def to_spec(params: messages.SendToAgent, folders: list[Path]) -> TaskSpec:
         for item in params.diagnostics
     )
     return TaskSpec(params.kind, path, choose_root(path, folders), to_lines(params.range), found, params.instruction)
-
-
-def _title(task: Task) -> str:
-    return f"Quadjet {task.spec.kind} {task.spec.path.name}"
 
 
 async def _answered(kind: type[Any], handler: Callable[[Any], Awaitable[Any]], params: Json) -> Json:
