@@ -89,8 +89,8 @@ def test_shape_of_a_task() -> None:
     task = Task("t1", spec, TaskState.NEEDS_YOU, 5.0, NeedsYou.CONFLICT, "m", CARD, Proposal((change,)), 2, 9)
     assert messages.describe_task(task) == {
         "taskId": "t1", "kind": "cleanup", "uri": "file:///r/a%20b.py", "rootUri": "file:///r", "range": {"first": 2, "last": 4},
-        "instruction": "please", "state": "needs-you", "reason": "conflict", "message": "m", "created": 5.0, "turns": 2, "lastSeq": 9,
-        "card": messages.describe_card(CARD), "hunkCounts": {"pending": 1},
+        "instruction": "please", "state": "needs-you", "reason": "conflict", "message": "m", "created": 5.0, "turns": 2,
+        "lastSeq": 9, "card": messages.describe_card(CARD), "hunkCounts": {"pending": 1},
     }  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_shape_of_a_proposal() -> None:
     wire = messages.describe_proposal(Proposal((change,)), Path("/r"))
     assert wire["hunks"] == [WIRE_HUNK]
     (file,) = wire["files"]
-    assert "-a\n+b\n" in file.pop("diff")
+    assert "+x\r\n+y\r\n" in file.pop("diff")
     assert file == {"uri": "file:///r/a%20b.py", "kind": "modify", "flagged": "a build script"}
     assert messages.describe_proposal(None, Path("/r")) == {"hunks": [], "files": []}
 
