@@ -1,0 +1,371 @@
+"""Runs commands under bubblewrap, and nowhere else: without it there are no commands.
+
+A command sees the system read-only, its worktree writable, an empty home and /tmp, and no network, terminal, input, other
+process, token or socket. When the call returns, everything it started is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .errors import TaskError
+from .text import neutralise
+
+_HOME = "/tmp/home"
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SYSTEM_EXTRA = ("/opt", "/nix/store", "/gnu/store")
+_ETC = (
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "os-release", "debian_version"),
+    *("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "mime.types", "nsswitch.conf", "fonts", "python3", "magic", "terminfo"),
+)
+_UID = 1000
+_PASSWD = f"agent:x:{_UID}:{_UID}::{_HOME}:/bin/sh\n".encode()
+_GROUP = f"agent:x:{_UID}:\n".encode()
+_HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
+_FIRST_TO_DIE = ("/usr/bin/choom", "-n", "1000", "--")
+"""Under memory pressure the kernel ends the command, not the daemon or the engine."""
+
+
+class SandboxUnavailable(TaskError):
+    """Commands are off. `message` says why, `fix` how to turn them on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxStatus:
+    available: bool
+    reason: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Per command; memory, file size and open files hold for each of its processes. root is exempt from `max_processes`."""
+
+    max_processes: int = 1024
+    max_memory_bytes: int = 8 << 30
+    max_file_bytes: int = 1 << 30
+    max_open_files: int = 4096
+    max_tmp_bytes: int = 1 << 30
+    kept_output_bytes: int = 64 << 10
+    max_output_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Mounts:
+    """What a command sees beside the system and its worktree."""
+
+    shown_at: Path | None = None
+    """The worktree appears here as well and commands run here: the user's own path, which virtual environments hold."""
+    readable: tuple[Path, ...] = ()
+    """Absolute paths shown read-only where they are."""
+    inside: tuple[tuple[Path, str], ...] = ()
+    """(source, relative path): shown read-only inside the worktree."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """`output` is stdout and stderr together, safe to show; exit_code is 128 + the signal for a killed command."""
+
+    exit_code: int
+    output: str
+    timed_out: bool
+    elapsed_s: float
+
+
+@dataclass(slots=True)
+class _Output:
+    """Keeps the first and the last part of what a command writes."""
+
+    keep: int
+    total: int = 0
+    head: bytearray = field(default_factory=bytearray)
+    tail: bytearray = field(default_factory=bytearray)
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        room = max(self.keep // 2 - len(self.head), 0)
+        self.head += data[:room]
+        self.tail += data[room:]
+        if len(self.tail) > self.keep:
+            del self.tail[: len(self.tail) - self.keep // 2]
+
+    def text(self) -> str:
+        tail = self.tail[-(self.keep // 2) :]
+        left_out = self.total - len(self.head) - len(tail)
+        if not left_out:
+            return neutralise((self.head + tail).decode("utf-8", "replace"))
+        note = f"\n[... {left_out:,} bytes left out ...]\n"
+        return neutralise(self.head.decode("utf-8", "replace")) + note + neutralise(tail.decode("utf-8", "replace"))
+
+
+class Sandbox:
+    """One way to run commands. Holds no state between them."""
+
+    def __init__(self, limits: SandboxLimits | None = None) -> None:
+        self.limits = limits or SandboxLimits()
+
+    def probe(self) -> SandboxStatus:
+        """Whether commands can run: one is tried with everything but a worktree. Blocks for some 10 ms."""
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            return SandboxStatus(False, "bubblewrap is not installed", "apt-get install bubblewrap")
+        with _descriptors() as inherited:
+            command = [*_FIRST_TO_DIE, bwrap, *self._isolation(inherited.data), "--", *self._launcher(10), "true"]
+            try:
+                done = subprocess.run(
+                    command,
+                    env={},
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    pass_fds=inherited.all,
+                    timeout=10,
+                    check=False,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                return SandboxStatus(False, f"{bwrap} does not run: {error}", "apt-get install --reinstall bubblewrap")
+        if done.returncode == 0:
+            return SandboxStatus(True)
+        reason = neutralise(done.stderr.decode("utf-8", "replace")).strip() or f"it ends with {done.returncode}"
+        return SandboxStatus(False, f"bubblewrap cannot make a sandbox: {reason}", _fix_for(reason))
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        worktree: Path,
+        cwd: Path | None = None,
+        timeout_s: float = 120,
+        on_output: Callable[[str], None] | None = None,
+        mounts: Mounts | None = None,
+        readable: Sequence[Path] = (),
+    ) -> CommandResult:
+        """Runs `argv` in `cwd` (default: the worktree) and waits for its end. Cancelling kills it with all it started.
+
+        `on_output` gets complete lines as they come, until the output is longer than what is kept. `readable` adds to `mounts`.
+        SandboxUnavailable when no sandbox can be made: the command has not run.
+        """
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise SandboxUnavailable("bubblewrap is not installed", "apt-get install bubblewrap")
+        start = time.monotonic()
+        mounts = mounts or Mounts()
+        with _descriptors() as inherited:
+            command = [*_FIRST_TO_DIE, bwrap, "--json-status-fd", str(inherited.status), *self._isolation(inherited.data)]
+            command += [*_view(worktree, mounts, readable), "--remount-ro", "/"]
+            command += ["--chdir", str(_shown(cwd or worktree, worktree, mounts)), "--", *self._launcher(timeout_s), *argv]
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                env={},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=inherited.all,
+                start_new_session=True,
+            )
+            output = _Output(self.limits.kept_output_bytes)
+            timed_out = await self._wait(process, output, timeout_s, on_output)
+            exit_code = inherited.exit_code()
+        if exit_code is None:
+            if not timed_out and output.total <= self.limits.max_output_bytes:
+                reason = output.text().strip() or f"bubblewrap ended with {process.returncode}"
+                raise SandboxUnavailable(f"the command could not be started in the sandbox: {reason}", _fix_for(reason))
+            exit_code = 128 + signal.SIGKILL
+        return CommandResult(exit_code, output.text(), timed_out, time.monotonic() - start)
+
+    async def _wait(
+        self, process: asyncio.subprocess.Process, output: _Output, timeout_s: float, on_output: Callable[[str], None] | None
+    ) -> bool:
+        """Whether the time ran out. On return, and when cancelled, every process of the sandbox is gone."""
+        reader = asyncio.create_task(self._read(process, output, on_output))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await process.wait()
+            return False
+        except TimeoutError:
+            return True
+        finally:
+            _kill(process)  # the sandbox dies with bubblewrap, so the pipe ends
+            await asyncio.shield(asyncio.gather(process.wait(), reader))
+
+    async def _read(self, process: asyncio.subprocess.Process, output: _Output, on_output: Callable[[str], None] | None) -> None:
+        assert process.stdout
+        pending = b""
+        while data := await process.stdout.read(1 << 16):
+            output.add(data)
+            if output.total > self.limits.max_output_bytes:
+                _kill(process)
+            if on_output and output.total <= output.keep:
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    on_output(neutralise(line.decode("utf-8", "replace")) + "\n")
+
+    def _isolation(self, data: Sequence[tuple[int, str]]) -> list[str]:
+        """Everything but the worktree: namespaces, the read-only system, an empty home, a clean environment."""
+        options = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(_UID), "--gid", str(_UID)]
+        options += ["--hostname", "quadjet", "--new-session", "--die-with-parent", "--cap-drop", "ALL", "--clearenv"]
+        for folder in _SYSTEM:
+            path = Path(folder)
+            if path.is_symlink():
+                options += ["--symlink", str(path.readlink()), folder]
+            elif path.is_dir():
+                options += ["--ro-bind", folder, folder]
+        for folder in (*_SYSTEM_EXTRA, *(f"/etc/{name}" for name in _ETC)):
+            options += ["--ro-bind-try", folder, folder]
+        for descriptor, target in data:
+            options += ["--ro-bind-data", str(descriptor), target]
+        # For root the files of /proc/sys stay writable without any capability, and some of them run programs outside.
+        options += ["--proc", "/proc", "--remount-ro", "/proc"]
+        options += ["--dev", "/dev", "--size", str(self.limits.max_tmp_bytes), "--tmpfs", "/tmp"]
+        options += ["--dir", _HOME, "--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp"]
+        return options
+
+    def _launcher(self, timeout_s: float) -> list[str]:
+        """Limits are set inside, so that only processes inside count."""
+        cpu_s = int(timeout_s + 1) * (os.cpu_count() or 1)
+        limits = {
+            "core": 0,
+            "nproc": self.limits.max_processes,
+            "data": self.limits.max_memory_bytes,
+            "fsize": self.limits.max_file_bytes,
+            "nofile": self.limits.max_open_files,
+            "cpu": cpu_s,
+        }
+        return ["/usr/bin/prlimit", *(f"--{name}={value}:{value}" for name, value in limits.items()), "--"]
+
+
+def python_folders(environments: Iterable[Path]) -> tuple[Path, ...]:
+    """Where the interpreters behind virtual environments lie, to be shown read-only. Only what looks like a Python installation:
+    the file that names it belongs to the workspace, which must not open other folders this way.
+    """
+    found: list[Path] = []
+    for environment in environments:
+        config = environment / "pyvenv.cfg"
+        if not config.is_file():
+            continue
+        pairs = (line.partition("=") for line in config.read_text("utf-8", "replace").splitlines())
+        homes = [Path(value.strip()) for key, _, value in pairs if key.strip() == "home"]
+        for prefix in (folder for home in homes for folder in (home.parent, home.resolve().parent)):
+            if any(prefix.glob("lib/python3*/os.py")) and not Path.home().is_relative_to(prefix):
+                found.append(prefix)
+    return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Inherited:
+    """Descriptors that bubblewrap inherits: where it reports, and files made up for the sandbox."""
+
+    status: int
+    status_reader: int
+    data: tuple[tuple[int, str], ...]
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return (self.status, *(descriptor for descriptor, _ in self.data))
+
+    def exit_code(self) -> int | None:
+        """The command's, once bubblewrap has ended. None: it did not start, or was killed."""
+        report = b""
+        os.set_blocking(self.status_reader, False)
+        with contextlib.suppress(BlockingIOError):  # our own copy of the other end is still open
+            while chunk := os.read(self.status_reader, 4096):
+                report += chunk
+        codes = [json.loads(line).get("exit-code") for line in report.splitlines() if line.startswith(b"{")]
+        return next((int(code) for code in codes if code is not None), None)
+
+
+@contextlib.contextmanager
+def _descriptors() -> Iterator[_Inherited]:
+    with contextlib.ExitStack() as stack:
+        reader, writer = os.pipe()
+        stack.callback(os.close, reader)
+        stack.callback(os.close, writer)
+        data: list[tuple[int, str]] = []
+        for content, target in ((_PASSWD, "/etc/passwd"), (_GROUP, "/etc/group"), (_HOSTS, "/etc/hosts")):
+            descriptor = os.memfd_create("quadjet")
+            stack.callback(os.close, descriptor)
+            os.write(descriptor, content)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            data.append((descriptor, target))
+        yield _Inherited(writer, reader, tuple(data))
+
+
+def _view(worktree: Path, mounts: Mounts, readable: Sequence[Path]) -> list[str]:
+    """Mounts of the workspace, outer folders before inner ones, and the environment that goes with them."""
+    places = [worktree, *([mounts.shown_at] if mounts.shown_at else [])]
+    wanted = [("--bind", worktree, place) for place in places]
+    wanted += [("--ro-bind", source, place / name) for source, name in mounts.inside for place in places]
+    wanted += [("--ro-bind", path, path) for path in (*mounts.readable, *readable) if path.exists()]
+    unique = {target: (option, source) for option, source, target in reversed(wanted)}
+    options: list[str] = []
+    for target in sorted(unique, key=lambda path: len(path.parts)):
+        option, source = unique[target]
+        options += [option, str(source), str(target)]
+    for name, value in _environment(places[-1], mounts).items():
+        options += ["--setenv", name, value]
+    return options
+
+
+def _environment(place: Path, mounts: Mounts) -> dict[str, str]:
+    names = {name for _, name in mounts.inside}
+    own = [place / name / "bin" for name in (".venv", "venv") if name in names]
+    own += [place / "node_modules" / ".bin"] if "node_modules" in names else []
+    return {
+        "PATH": ":".join([*map(str, own), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "HOME": _HOME,
+        "USER": "agent",
+        "SHELL": "/bin/sh",
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "NO_COLOR": "1",
+        "PAGER": "cat",
+        "GIT_PAGER": "cat",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_TERMINAL_PROMPT": "0",
+        "CI": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def _shown(folder: Path, worktree: Path, mounts: Mounts) -> Path:
+    if mounts.shown_at and folder.is_relative_to(worktree):
+        return mounts.shown_at / folder.relative_to(worktree)
+    return folder
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _fix_for(reason: str) -> str:
+    """What an administrator does about a kernel, or a container, that bars user namespaces."""
+    if "namespace" not in reason and "uid map" not in reason and "proc" not in reason:
+        return "see `quadjet doctor`"
+    if _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return (
+            "let AppArmor allow bubblewrap: apt-get install apparmor-profiles && cp /usr/share/apparmor/extra-profiles/"
+            "bwrap-userns-restrict /etc/apparmor.d/ && systemctl reload apparmor"
+        )
+    for name, value in (("kernel/unprivileged_userns_clone", "0"), ("user/max_user_namespaces", "0")):
+        if _sysctl(name) == value:
+            return f"sysctl -w {name.replace('/', '.')}={1 if value == '0' and 'clone' in name else 15000}"
+    return "in a container, start it with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+
+
+def _sysctl(name: str) -> str:
+    try:
+        return Path("/proc/sys", name).read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,286 @@
+"""Snapshot worktrees: a private copy of the user's folder, unsaved and untracked work included, for one task to work in.
+
+Everything lives below one folder of our state directory: `<task id>/tree` (the copy), `<task id>/snapshot.json`, and
+`.stores/*.git` (see staging.py). Nothing is ever written in the user's folder, not even below .git, so a crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from .errors import TaskError
+from .files import MAX_FILE_BYTES, read_file
+from .git import Git, user_excludes_file
+from .policy import protected_reason, secret_reason
+from .sandbox import Mounts, python_folders
+from .staging import LeftOut, SnapshotLimits, open_store, stage
+from .task import ChangeKind
+
+_STORES = ".stores"
+_TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_HEAVY = (".venv", "venv", "node_modules")
+
+
+class ChangedFile(NamedTuple):
+    """`path` is relative to the worktree; bytes are None where there is no file."""
+
+    path: Path
+    base: bytes | None
+    new: bytes | None
+    kind: ChangeKind
+
+
+class ChangeList(NamedTuple):
+    files: list[ChangedFile]
+    refused: list[LeftOut]
+    """What the agent changed and may not propose: protected and secret names, links, permissions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The worktree `path` holds what `root` held when it was made."""
+
+    path: Path
+    root: Path
+    base_commit: str
+    git_dir: Path
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def mounts(self) -> Mounts:
+        """What commands see: the worktree also at the user's own path, its git data and heavy ignored folders read-only."""
+        heavy = [
+            (self.root / name, name) for name in _HEAVY if (self.root / name).is_dir() and not (self.path / name).is_symlink()
+        ]
+        guarded = [(entry, entry.name) for entry in self.path.iterdir() if protected_reason(PurePosixPath(entry.name))]
+        fixed = [(source, name) for source, name in guarded if not source.is_symlink()]
+        readable = [self.git_dir.parent.parent, *python_folders(path for path, name in heavy if name != "node_modules")]
+        return Mounts(shown_at=self.root, readable=tuple(readable), inside=tuple(fixed + heavy))
+
+    def relative(self, path: str | Path) -> str:
+        """A path below the worktree or below the user's root, as tools print them, relative to both; others as they are."""
+        for folder in (self.path, self.root):
+            if Path(path).is_relative_to(folder):
+                return Path(path).relative_to(folder).as_posix()
+        return str(path)
+
+    async def changes(self) -> ChangeList:
+        """What differs from the snapshot, sorted by path. Ignored files do not count."""
+        git = Git(self.git_dir, work_tree=self.path, excludes=await user_excludes_file())
+        out = await git.run("ls-files", "-z", "--modified", "--deleted", "--others", "--exclude-standard")
+        paths = sorted({path for path in out.split(b"\0") if path})
+        if not paths:
+            return ChangeList([], [])
+        entries = await _base_entries(git, paths)
+        blobs = await _read_blobs(git, [entry.blob for entry in entries.values()])
+        return await asyncio.to_thread(_compare, self.path, paths, entries, blobs)
+
+    async def remove(self) -> None:
+        """Deletes the worktree and all that belongs to it alone. Nothing happens if it is gone."""
+        await asyncio.to_thread(_delete, self.path.parent)
+        await asyncio.to_thread(_delete, self.git_dir)
+
+
+class _Entry(NamedTuple):
+    mode: bytes
+    blob: bytes
+
+
+async def create_snapshot(
+    root: Path,
+    task_id: str,
+    worktrees: Path,
+    overlays: Mapping[Path, bytes],
+    limits: SnapshotLimits | None = None,
+) -> Snapshot:
+    """Copies `root` as it is now, with `overlays` (absolute path to bytes) for files with unsaved text, or raises TaskError."""
+    if not _TASK_ID.fullmatch(task_id):
+        raise TaskError(f"{task_id!r} is no task id", "use letters, digits, '-' and '_'")
+    worktrees = await asyncio.to_thread(worktrees.resolve)
+    folder = worktrees / task_id
+    try:
+        root = await asyncio.to_thread(_checked_root, root)
+        await asyncio.to_thread(_make_folders, worktrees, folder)
+        return await _create(root, folder, worktrees, overlays, limits or SnapshotLimits())
+    except OSError as error:
+        raise TaskError(
+            f"the snapshot of {root} could not be made: {error}. Your files are as they were.",
+            f"free space below {worktrees}, or point XDG_STATE_HOME to another disk",
+        ) from error
+
+
+def reopen(worktrees: Path, root: Path, task_id: str) -> Snapshot:
+    """The snapshot of a task after a restart. TaskError if it is not there whole."""
+    folder = worktrees.resolve() / task_id
+    try:
+        data = json.loads((folder / "snapshot.json").read_text())
+        snapshot = Snapshot(
+            path=folder / "tree",
+            root=Path(data["root"]),
+            base_commit=data["base_commit"],
+            git_dir=folder.parent / _STORES / data["git_dir"],
+            left_out=tuple(LeftOut(path, reason) for path, reason in data["left_out"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TaskError(f"the worktree of task {task_id} is gone or broken: {error}", "send the task again") from error
+    if snapshot.root != root.resolve() or not snapshot.git_dir.is_dir() or not snapshot.path.is_dir():
+        raise TaskError(f"the worktree of task {task_id} is gone, or belongs to another folder", "send the task again")
+    return snapshot
+
+
+async def remove_leftovers(worktrees: Path, keep: Collection[str]) -> list[str]:
+    """Deletes what tasks other than `keep` left, for instance at a crash, and stores that no kept task uses. Returns the ids."""
+    return await asyncio.to_thread(_remove_leftovers, worktrees, frozenset(keep))
+
+
+async def _create(root: Path, folder: Path, worktrees: Path, overlays: Mapping[Path, bytes], limits: SnapshotLimits) -> Snapshot:
+    tree, scratch = folder / "tree", folder / "scratch"
+    done = False
+    try:
+        store = await open_store(root, worktrees / _STORES)
+        staged = await stage(root, store, scratch, overlays=overlays, limits=limits, private=worktrees)
+        await Git(store).run("worktree", "add", "--quiet", "--detach", str(tree), staged.commit)
+        snapshot = await asyncio.to_thread(_record, root, tree, staged.commit, staged.left_out, worktrees)
+        await asyncio.to_thread(shutil.rmtree, scratch)
+        done = True
+        return snapshot
+    finally:
+        if not done:
+            await asyncio.shield(asyncio.to_thread(_delete, folder))
+
+
+def _checked_root(root: Path) -> Path:
+    try:
+        root = root.resolve(strict=True)
+    except OSError as error:
+        raise TaskError(f"{root} cannot be opened: {error.strerror}", "choose an existing folder") from error
+    if not root.is_dir() or not os.access(root, os.R_OK | os.X_OK) or root == Path(root.anchor):
+        raise TaskError(f"{root} is not a folder that a task can work on", "open the project's own folder")
+    return root
+
+
+def _make_folders(worktrees: Path, folder: Path) -> None:
+    worktrees.mkdir(mode=0o700, parents=True, exist_ok=True)
+    worktrees.chmod(0o700)
+    (worktrees / _STORES).mkdir(exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError as error:
+        raise TaskError(f"task {folder.name} has a worktree already", "remove it, or reopen it") from error
+    (folder / "scratch").mkdir()
+
+
+def _record(root: Path, tree: Path, commit: str, left_out: tuple[LeftOut, ...], worktrees: Path) -> Snapshot:
+    """Written last: a folder without it is a leftover."""
+    git_dir = Path(os.fsdecode((tree / ".git").read_bytes()).removeprefix("gitdir: ").rstrip("\n"))
+    data: dict[str, object] = {
+        "root": str(root),
+        "base_commit": commit,
+        "git_dir": str(git_dir.relative_to(worktrees / _STORES)),
+        "left_out": [(item.path, item.reason) for item in left_out],
+    }
+    temporary = tree.with_name("snapshot.json.new")
+    temporary.write_text(json.dumps(data))
+    temporary.replace(tree.with_name("snapshot.json"))
+    return Snapshot(tree, root, commit, git_dir, left_out)
+
+
+async def _base_entries(git: Git, paths: Iterable[bytes]) -> dict[bytes, _Entry]:
+    wanted = set(paths)
+    entries: dict[bytes, _Entry] = {}
+    for line in (await git.run("ls-files", "-z", "--stage")).split(b"\0"):
+        head, _, path = line.partition(b"\t")
+        if path in wanted:
+            mode, blob, _ = head.split(b" ")
+            entries[path] = _Entry(mode, blob)
+    return entries
+
+
+async def _read_blobs(git: Git, blobs: list[bytes]) -> dict[bytes, bytes]:
+    out = await git.run("cat-file", "--batch", stdin=b"".join(blob + b"\n" for blob in blobs))
+    found: dict[bytes, bytes] = {}
+    position = 0
+    for blob in blobs:
+        head_end = out.index(b"\n", position)
+        size = int(out[position:head_end].split(b" ")[2])
+        found[blob] = out[head_end + 1 : head_end + 1 + size]
+        position = head_end + size + 2
+    return found
+
+
+def _compare(tree: Path, paths: list[bytes], entries: Mapping[bytes, _Entry], blobs: Mapping[bytes, bytes]) -> ChangeList:
+    changes = ChangeList([], [])
+    for raw in paths:
+        path = Path(os.fsdecode(raw))
+        entry = entries.get(raw)
+        base = blobs[entry.blob] if entry else None
+        reason = _reason_to_refuse(tree, path, raw, entry)
+        if not reason:
+            try:
+                new = read_file(tree, tree / path)
+            except TaskError as error:
+                reason = error.message
+        if reason:
+            changes.refused.append(LeftOut(path.as_posix(), reason))
+        elif new != base:
+            kind = ChangeKind.CREATE if base is None else ChangeKind.DELETE if new is None else ChangeKind.MODIFY
+            changes.files.append(ChangedFile(path, base, new, kind))
+        elif base is not None:
+            changes.refused.append(LeftOut(path.as_posix(), "only its permissions changed"))
+    return changes
+
+
+def _reason_to_refuse(tree: Path, path: Path, raw: bytes, entry: _Entry | None) -> str:
+    if raw.endswith(b"/"):
+        return "a repository of its own"
+    if reason := secret_reason(path) or protected_reason(path):
+        return reason
+    try:
+        status = os.lstat(tree / path)
+    except OSError:
+        return "a symbolic link was removed" if entry and entry.mode == b"120000" else ""
+    if stat.S_ISLNK(status.st_mode) or (entry and entry.mode == b"120000"):
+        return "symbolic links are not proposed"
+    if stat.S_ISREG(status.st_mode) and status.st_size > MAX_FILE_BYTES:
+        return f"it has {status.st_size:,} bytes"
+    return ""
+
+
+def _remove_leftovers(worktrees: Path, keep: frozenset[str]) -> list[str]:
+    if not worktrees.is_dir():
+        return []
+    removed: list[str] = []
+    used: set[Path] = set()
+    for folder in sorted(worktrees.iterdir()):
+        if folder.name == _STORES:
+            continue
+        if folder.name in keep and (folder / "snapshot.json").is_file():
+            used.add(worktrees / _STORES / Path(json.loads((folder / "snapshot.json").read_text())["git_dir"]).parts[0])
+        else:
+            _delete(folder)
+            removed.append(folder.name)
+    for store in (worktrees / _STORES).glob("*"):
+        if store not in used:
+            _delete(store)
+    return removed
+
+
+def _delete(folder: Path) -> None:
+    """Deletes a tree even where commands took its permissions away. Links are not followed."""
+    if folder.is_symlink() or not folder.exists():
+        return
+    for directory, folders, _ in os.walk(folder):
+        for name in folders:
+            inner = Path(directory, name)
+            if not inner.is_symlink() and not os.access(inner, os.R_OK | os.W_OK | os.X_OK):
+                inner.chmod(0o700)
+    shutil.rmtree(folder)
