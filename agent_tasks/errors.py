@@ -14,6 +14,10 @@ class UnknownTaskError(TaskError):
     """No task has the id that was asked for."""
 
 
+class UnknownHunkError(TaskError):
+    """The task's proposal has no hunk of that id."""
+
+
 class WrongStateError(TaskError):
     """The task is not in a state that allows what was asked."""
 

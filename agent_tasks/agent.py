@@ -1,0 +1,182 @@
+"""The loop: transcript in, one tool call out, its result appended, again. Limits end it; the transcript only grows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from ..engine.chat import ChatModel, ContextOverflowError, FinishReason, Message, SamplingParams, ToolCall
+from .task import TaskState
+from .tools import Toolbox, ToolResult
+
+STRATEGY_AT = 3
+STUCK_AT = 4
+
+_CUT_OFF = "Your answer was cut off after {tokens} tokens, so nothing was done. Make one shorter tool call."
+_NO_CALL = "That was not a tool call, so nothing was done. Answer with exactly one tool call: {names}."
+_STRATEGY = "You made this call {count} times with the same result. Do something else: other lines, another tool, or finish."
+_INTERRUPTED = "This call was interrupted and its effect is unknown. Read the file again before you go on."
+_THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
+
+
+class EndReason(StrEnum):
+    FINISHED = "finished"  # the model called finish, or a tool found that the work is done
+    BUDGET = "budget"
+    STUCK = "stuck"
+    CONTEXT = "context"
+    NO_MODEL = "no-model"  # there was nothing for a model to do
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the loop ended. `arguments` are those of `finish`; `note` is one line for a person."""
+
+    reason: EndReason
+    arguments: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_turns: int
+    timeout_s: float
+    max_tokens: int = 320
+
+
+class LoopEnded(Exception):
+    """Leaves the loop from anywhere in it."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.note)
+        self.ending = ending
+
+
+@dataclass
+class Agent:
+    """One run of the loop over one transcript. `append` journals new messages before the loop goes on."""
+
+    model: ChatModel
+    toolbox: Toolbox
+    transcript: list[Message]
+    append: Callable[[int, Sequence[Message]], Awaitable[None]]
+    emit: Callable[..., None]
+    move: Callable[[TaskState], None]
+    limits: Limits
+    key: str
+    turns_before: int = 0
+    turns: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+
+    async def run(self, feedback: str = "") -> Ending:
+        """`feedback` is said to the model first: why an earlier result was not taken.
+
+        Raises ModelError when the model fails. Cancelling it cancels the completion or the command that is under way.
+        """
+        try:
+            async with asyncio.timeout(self.limits.timeout_s) as deadline:
+                await self._answer_interrupted()
+                if feedback and self.transcript[-1] != Message("user", feedback):
+                    await self._append(Message("user", feedback))
+                while True:
+                    await self._turn()
+        except LoopEnded as end:
+            return end.ending
+        except ContextOverflowError as error:
+            return Ending(EndReason.CONTEXT, note=f"the model's context is full: {error.message}")
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            return Ending(EndReason.BUDGET, note=f"the time budget of {self.limits.timeout_s:.0f} s is used up")
+
+    async def _turn(self) -> None:
+        if self.turns >= self.limits.max_turns:
+            raise LoopEnded(Ending(EndReason.BUDGET, note=f"the budget of {self.limits.max_turns} turns is used up"))
+        reply = await self.model.complete(
+            self.transcript,
+            tools=self.toolbox.specs,
+            tool_choice="required",
+            params=SamplingParams(max_tokens=self.limits.max_tokens),
+            key=self.key,
+        )
+        self.turns += 1
+        number, usage = self.turns_before + self.turns, reply.usage
+        self.emit(
+            "turn",
+            {
+                "number": number,
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "prefill_s": usage.prefill_s,
+                "decode_s": usage.decode_s,
+            },
+            turns=number,
+        )
+        await self._take(reply.message, reply.finish_reason)
+
+    async def _take(self, message: Message, finish_reason: FinishReason) -> None:
+        cut_off = finish_reason is FinishReason.LENGTH
+        calls = () if cut_off else tuple(_named(call, len(self.transcript), n) for n, call in enumerate(message.tool_calls))
+        message = replace(message, content=_THINKING.sub("", message.content).strip(), tool_calls=calls)
+        await self._append(message)
+        if message.content:
+            self.emit("text", {"text": message.content})
+        if not calls:
+            names = ", ".join(spec.name for spec in self.toolbox.specs)
+            nudge = _CUT_OFF.format(tokens=self.limits.max_tokens) if cut_off else _NO_CALL.format(names=names)
+            count = self._count("", nudge)
+            await self._append(Message("user", nudge))
+            self._check_stuck(count)
+        for call in calls:
+            await self._answer(call)
+
+    async def _answer(self, call: ToolCall) -> None:
+        self.emit("tool_call", {"id": call.id, "name": call.name, "arguments": call.arguments})
+        self.move(TaskState.WAITING_TOOL)
+        result = await self.toolbox.call(call)
+        self.move(TaskState.RUNNING)
+        count = self._count(_normal(call.name + json.dumps(call.arguments, sort_keys=True)), result.text)
+        if count == STRATEGY_AT and not result.done:
+            result = ToolResult(result.ok, f"{result.text}\n{_STRATEGY.format(count=count)}")
+        await self._append(Message("tool", result.text, tool_call_id=call.id))
+        self.emit("tool_result", {"id": call.id, "name": call.name, "ok": result.ok, "text": result.text})
+        if result.done:
+            raise LoopEnded(Ending(EndReason.FINISHED, call.arguments))
+        self._check_stuck(count)
+
+    async def _answer_interrupted(self) -> None:
+        """A call may have no result after a pause or a crash; every call needs one before the model is asked again."""
+        answered = {message.tool_call_id for message in self.transcript if message.role == "tool"}
+        for message in list(self.transcript):
+            for call in message.tool_calls:
+                if call.id not in answered:
+                    await self._append(Message("tool", _INTERRUPTED, tool_call_id=call.id))
+
+    async def _append(self, message: Message) -> None:
+        await self.append(len(self.transcript), [message])
+        self.transcript.append(message)
+
+    def _count(self, call: str, result: str) -> int:
+        key = f"{call}\n{_normal(result)}"
+        self.seen[key] += 1
+        return self.seen[key]
+
+    def _check_stuck(self, count: int) -> None:
+        if count >= STUCK_AT:
+            raise LoopEnded(Ending(EndReason.STUCK, note=f"the model repeated one step {count} times with the same result"))
+
+
+def _named(call: ToolCall, position: int, n: int) -> ToolCall:
+    """Ids tie results to calls in the journal, so they are unique within a transcript whatever the model wrote."""
+    return replace(call, id=f"call-{position}-{n}")
+
+
+def _normal(text: str) -> str:
+    """Without what differs between two runs of the same step: white space, case, durations."""
+    return re.sub(r"\d+\.\d+ ?s\b", "", re.sub(r"\s+", " ", text)).strip().lower()

@@ -1,0 +1,106 @@
+"""Finds code in a Python workspace without running it: functions by line, and the workspace files that a module imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from .errors import TaskError
+from .task import LineRange
+from .workbench import Workbench
+
+MAX_IMPORTED_FILES = 12
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def is_test_file(path: str) -> bool:
+    """By pytest's own habit of names."""
+    pure = PurePosixPath(path)
+    return (
+        pure.name == "conftest.py" or pure.name.startswith("test_") or pure.stem.endswith("_test") or "tests" in pure.parts[:-1]
+    )
+
+
+def enclosing_function(data: bytes, line: int) -> LineRange | None:
+    """The innermost function around `line`, decorators included. None outside of any, or if the file does not parse."""
+    best: LineRange | None = None
+    for function in _functions(parse(data)):
+        first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+        last = function.end_lineno or function.lineno
+        if first <= line <= last and (best is None or last - first <= best.last - best.first):
+            best = LineRange(first, last)
+    return best
+
+
+def called_names(data: bytes, lines: LineRange) -> list[str]:
+    """Names of what is called in `lines`, in order: the last part of a dotted name."""
+    names: list[str] = []
+    for node in ast.walk(parse(data)):
+        if isinstance(node, ast.Call) and lines.first <= node.lineno <= lines.last:
+            target = node.func
+            name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
+            if name and name not in names:
+                names.append(name)
+    return names
+
+
+def find_function(data: bytes, name: str) -> LineRange | None:
+    """The first function or method called `name`."""
+    for function in _functions(parse(data)):
+        if function.name == name:
+            return LineRange(function.lineno, function.end_lineno or function.lineno)
+    return None
+
+
+def imported_files(bench: Workbench, path: str) -> list[str]:
+    """Workspace files that `path` imports, directly or through each other, nearest first; test files are left out."""
+    files = set(bench.files("."))
+    found: list[str] = []
+    waiting = [path]
+    while waiting and len(found) < MAX_IMPORTED_FILES:
+        current = waiting.pop(0)
+        try:
+            tree = parse(bench.read(current))
+        except TaskError:
+            continue
+        for module in _imported_modules(tree, current):
+            for candidate in _module_files(module):
+                if candidate in files and candidate not in (*found, path):
+                    waiting.append(candidate)
+                    if not is_test_file(candidate):
+                        found.append(candidate)
+    return found[:MAX_IMPORTED_FILES]
+
+
+def parse(data: bytes) -> ast.AST:
+    """An empty module for what does not parse."""
+    try:
+        return ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module([], [])
+
+
+def _functions(tree: ast.AST) -> list[_Function]:
+    return [node for node in ast.walk(tree) if isinstance(node, _Function)]
+
+
+def _imported_modules(tree: ast.AST, path: str) -> list[tuple[str, ...]]:
+    """Dotted names as tuples; `from a import b` may mean module a.b or a name in a, so it gives both."""
+    package = PurePosixPath(path).parent.parts
+    modules: list[tuple[str, ...]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules += [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            base = (*start, *(node.module.split(".") if node.module else ()))
+            modules += [(*base, alias.name) for alias in node.names] + [base]
+    return modules
+
+
+def _module_files(module: Sequence[str]) -> list[str]:
+    if not module:
+        return []
+    stem = "/".join(module)
+    return [f"{stem}.py", f"{stem}/__init__.py", f"src/{stem}.py", f"src/{stem}/__init__.py"]
