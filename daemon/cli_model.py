@@ -38,9 +38,10 @@ def add(settings: Settings, path: Path, name: str) -> None:
 @pass_settings
 def pull(settings: Settings, spec: str, mirror: bool, name: str) -> None:
     """Fetch a model: a known name, or hf:OWNER/REPO:FILE.gguf[@REVISION]."""
-    from .pull import Report, pull as pull_model
+    from .pull import Mirror, Report
+    from .pull import pull as pull_model
 
-    use = "only" if mirror else "fallback" if settings.config.models.allow_mirror else "never"
+    use: Mirror = "only" if mirror else "fallback" if settings.config.models.allow_mirror else "never"
     with out.byte_progress() as progress:
         entry = pull_model(spec, settings.models, mirror_use=use, name=name, report=Report(out.say, progress))
     out.say(f"{entry.name} is ready: {entry.path}")
@@ -57,8 +58,11 @@ def list_(settings: Settings, as_json: bool) -> None:
         return
     here = {entry.name for entry in entries}
     rows = [(entry.name, f"{entry.size / 1e6:,.0f} MB", entry.licence, str(entry.path)) for entry in entries]
-    rows += [(known.name, f"{known.size / 1e6:,.0f} MB", known.licence, "not here: quadjet model pull " + known.name)
-             for known in KNOWN.values() if known.name not in here]
+    rows += [
+        (known.name, f"{known.size / 1e6:,.0f} MB", known.licence, "not here: quadjet model pull " + known.name)
+        for known in KNOWN.values()
+        if known.name not in here
+    ]
     out.table(("name", "size", "licence", "file"), rows)
 
 

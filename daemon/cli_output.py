@@ -1,6 +1,6 @@
 """How the command line speaks: results on stdout, everything else on stderr; rich on a terminal, plain lines in a pipe.
 
-Text that came from a model, a repository or a tool is data: `printable` shows its control characters instead of sending them.
+Text that came from a model, a repository or a tool is data: its control characters never reach a terminal.
 """
 
 from __future__ import annotations
@@ -8,17 +8,27 @@ from __future__ import annotations
 import json
 import sys
 import time
-import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
+from ..agent_tasks.text import neutralise
 from .models import Progress as ByteProgress
 
 _PLAIN_STEP_S = 5.0
@@ -27,28 +37,22 @@ _DIFF_STYLES = (("+++", "bold"), ("---", "bold"), ("@@", "cyan"), ("+", "green")
 
 def say(text: str) -> None:
     """A line for the person, beside the result."""
-    click.echo(printable(text), err=True)
+    click.echo(neutralise(text), err=True)
 
 
 def result(text: str) -> None:
     """A line of the result. In a terminal no control character of it acts."""
-    click.echo(printable(text) if sys.stdout.isatty() else text)
+    click.echo(neutralise(text) if sys.stdout.isatty() else text)
 
 
 def result_json(tree: object) -> None:
     click.echo(json.dumps(tree, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
 
 
-def printable(text: str) -> str:
-    """The text with control, bidirectional and zero-width characters written as \\xNN or \\uNNNN; newline and tab stay."""
-    return "".join(_shown(c) if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else c for c in text)
-
-
-def _shown(char: str) -> str:
-    if char in "\n\t":
-        return char
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+def stream(text: str) -> None:
+    """A piece of the result, shown at once."""
+    click.echo(neutralise(text) if sys.stdout.isatty() else text, nl=False)
+    sys.stdout.flush()
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -59,7 +63,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         return
     grid = Table(*headers, box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        grid.add_row(*(Text(printable(field)) for field in row))
+        grid.add_row(*(Text(neutralise(field)) for field in row))
     Console(highlight=False).print(grid)
 
 
@@ -71,33 +75,59 @@ def diff(text: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for line in text.splitlines():
         style = next((style for start, style in _DIFF_STYLES if line.startswith(start)), "")
-        console.print(Text(printable(line), style=style))
+        console.print(Text(neutralise(line), style=style))
 
 
 @contextmanager
 def byte_progress() -> Iterator[ByteProgress]:
-    """Progress over bytes: a bar on a terminal, else a line every few seconds, on stderr."""
+    """Progress over bytes: a bar on a terminal, else a line every few seconds; on stderr."""
+    with _progress(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), plain=_in_megabytes) as report:
+        yield report
+
+
+@contextmanager
+def share_progress() -> Iterator[ByteProgress]:
+    """The same for work whose unit says nothing to a person: a percentage."""
+    with _progress(TaskProgressColumn(), plain=_in_percent) as report:
+        yield report
+
+
+@contextmanager
+def _progress(*columns: ProgressColumn, plain: Callable[[str, int, int], str]) -> Iterator[ByteProgress]:
     if not sys.stderr.isatty():
-        yield _PlainProgress()
+        yield _PlainProgress(plain)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda label, done, total: bar.update(task, description=printable(label), completed=done, total=total)
+        yield lambda label, done, total: bar.update(task, description=neutralise(label), completed=done, total=total)
 
 
 class _PlainProgress:
-    """Prints when the label changes and every few seconds."""
+    """Prints when the label changes, every few seconds, and at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, render: Callable[[str, int, int], str]) -> None:
+        self._render = render
         self._label = ""
         self._printed = 0.0
 
     def __call__(self, label: str, done: int, total: int) -> None:
-        if label == self._label and time.monotonic() - self._printed < _PLAIN_STEP_S and done < total:
+        if label == self._label and time.monotonic() - self._printed < _PLAIN_STEP_S:
             return
         self._label, self._printed = label, time.monotonic()
-        say(f"{label}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+        say(self._render(label, done, total))
+
+
+def _in_megabytes(label: str, done: int, total: int) -> str:
+    return f"{label}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+
+
+def _in_percent(label: str, done: int, total: int) -> str:
+    return f"{label}: {done / total:.0%}" if total else label
+
+
+def path_of(uri: str) -> str:
+    """The path of a file: URI."""
+    return unquote(urlsplit(uri).path)
 
 
 def as_json(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cached_property
 
 import click
@@ -14,7 +15,7 @@ class Settings:
     """The flags of this call over file and environment. A bad setting fails only the verbs that use settings."""
 
     def __init__(self, flags: dict[str, str]) -> None:
-        self._flags = flags
+        self.flags = flags
 
     @cached_property
     def places(self) -> config.Places:
@@ -22,11 +23,17 @@ class Settings:
 
     @cached_property
     def loaded(self) -> config.Loaded:
-        return config.load(self._flags, self.places)
+        return config.load(self.flags, self.places)
 
     @property
     def config(self) -> config.Config:
         return self.loaded.config
+
+    @property
+    def serve_command(self) -> list[str]:
+        """What starts a daemon with the same flags."""
+        flags = [part for key, value in self.flags.items() for part in ("--set", f"{key}={value}")]
+        return [sys.executable, "-m", "quadjet.daemon.cli", *flags, "serve"]
 
     @property
     def models(self) -> ModelStore:

@@ -91,7 +91,7 @@ class EngineConfig:
     max_sequences: int = 4
     """Agents that are decoded together; further tasks wait in the queue."""
     context: int = 0
-    """Tokens a transcript may have; 0 takes what the model was trained for."""
+    """Tokens a transcript may have; 0 takes what the model was made for, 8192 at most."""
 
 
 @dataclass(frozen=True, slots=True)

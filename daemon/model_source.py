@@ -1,0 +1,59 @@
+"""The daemon's one model: loaded when a task first needs it, started again after its process died."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ..agent_tasks.run import ProgressCallback
+from ..engine.chat import ChatModel
+from ..engine.client import EngineSettings
+from ..engine.local_model import LocalChatModel
+from .config import Config
+from .models import ModelStore
+
+
+class EngineSource:
+    """daemon.server.ModelSource over a local engine process."""
+
+    def __init__(self, config: Config, models: ModelStore) -> None:
+        self._config = config.engine
+        self._models = models
+        self._lock = asyncio.Lock()
+        self._model: LocalChatModel | None = None
+        self._listeners: set[ProgressCallback] = set()
+
+    async def __call__(self, on_progress: ProgressCallback, /) -> ChatModel:
+        """The model. Whoever waits while it loads hears of the progress. Raises QuadjetError if it cannot be had."""
+        self._listeners.add(on_progress)
+        try:
+            async with self._lock:
+                if self._model is not None and self._model.client.failure is not None:
+                    await self.close()
+                if self._model is None:
+                    self._model = await self._load()
+                return self._model
+        finally:
+            self._listeners.discard(on_progress)
+
+    async def close(self) -> None:
+        if self._model is not None:
+            model, self._model = self._model, None
+            await model.close()
+
+    def status(self) -> dict[str, Any]:
+        if self._model is None:
+            return {"name": self._config.model, "loaded": False}
+        info = self._model.client.info
+        return {"name": self._config.model, "loaded": True, "backend": info.backend, "context": info.context}
+
+    async def _load(self) -> LocalChatModel:
+        path = await asyncio.to_thread(self._models.resolve, self._config.model)
+        settings = EngineSettings(
+            path, backend=self._config.backend, max_sequences=self._config.max_sequences, context=self._config.context
+        )
+        return await LocalChatModel.load(settings, self._tell, name=self._config.model)
+
+    def _tell(self, message: str, done: int, total: int) -> None:
+        for listener in list(self._listeners):
+            listener(message, done, total)
