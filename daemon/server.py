@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..agent_tasks.manager import ProgressCallback, TaskManager, TaskSettings
+from ..agent_tasks.manager import TaskManager
+from ..agent_tasks.run import ProgressCallback, TaskSettings
 from ..agent_tasks.store import TaskStore
 from ..agent_tasks.task import TaskEvent
 from ..agent_tasks.workspace import Workspace

@@ -1,0 +1,95 @@
+"""Runs the real daemon with a model that follows the script in a task's instruction: `{"steps": [step, ...]}`, one step a turn.
+
+step: {"edit": [path, search, replace]} | {"read": [path, first line]} | {"finish": summary}, with "say": text and "repeat": n to write
+n copies of it before the call, and "wait": path to answer only once that file exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from quadjet.agent_tasks.run import ProgressCallback
+from quadjet.daemon import config
+from quadjet.daemon.server import serve
+from quadjet.engine.chat import ChatModel, FinishReason, Message, Reply, SamplingParams, ToolCall, ToolSpec, Usage
+from quadjet.engine.errors import QuadjetError
+
+_POLL_S = 0.01
+
+
+class FollowingModel:
+    """ChatModel whose next reply is a function of the transcript, so any number of tasks may use it at once."""
+
+    name = "scripted"
+    context = 1_000_000
+
+    def count_tokens(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
+        return sum(len(message.content) for message in messages)
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        tool_choice: Literal["none", "auto", "required"] = "auto",
+        params: SamplingParams | None = None,
+        on_text: Callable[[str], None] | None = None,
+        key: str = "",
+    ) -> Reply:
+        step = self._step(messages)
+        while "wait" in step and not Path(step["wait"]).exists():
+            await asyncio.sleep(_POLL_S)
+        text = step.get("say", "") * step.get("repeat", 1)
+        message = Message("assistant", text, (_call(step),))
+        return Reply(message, FinishReason.TOOL_CALLS, Usage(self.count_tokens(messages), 0, len(text)))
+
+    def _step(self, messages: Sequence[Message]) -> dict[str, Any]:
+        said = "".join(message.content for message in messages if message.role == "user")
+        begin = said.find('{"steps"')
+        steps = json.JSONDecoder().raw_decode(said[begin:])[0]["steps"] if begin >= 0 else []
+        turn = sum(message.role == "assistant" for message in messages)
+        step: dict[str, Any] = steps[turn] if turn < len(steps) else {"finish": "done"}
+        return step
+
+
+def _call(step: dict[str, Any]) -> ToolCall:
+    if "edit" in step:
+        return ToolCall("edit_file", dict(zip(("path", "search", "replace"), step["edit"], strict=True)))
+    if "read" in step:
+        return ToolCall("read_file", dict(zip(("path", "first"), step["read"], strict=True)))
+    return ToolCall("finish", {"summary": step.get("finish", "done")})
+
+
+class FollowingSource:
+    """daemon.server.ModelSource."""
+
+    def __init__(self) -> None:
+        self._model: ChatModel = FollowingModel()
+
+    async def __call__(self, on_progress: ProgressCallback, /) -> ChatModel:
+        return self._model
+
+    async def close(self) -> None:
+        pass
+
+    def status(self) -> dict[str, Any]:
+        return {"name": "scripted", "loaded": True}
+
+
+def main() -> int:
+    places = config.Places.from_environment()
+    try:
+        asyncio.run(serve(config.load({}, places).config, places, FollowingSource()))
+    except QuadjetError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
