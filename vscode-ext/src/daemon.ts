@@ -1,0 +1,169 @@
+/** The connection to the daemon: finds the program, runs `quadjet lsp`, and says in one sentence why it is not there. */
+import { type ChildProcess, spawn } from "node:child_process";
+import { once } from "node:events";
+import { homedir } from "node:os";
+import * as vscode from "vscode";
+import {
+  CloseAction,
+  ErrorAction,
+  LanguageClient,
+  type LanguageClientOptions,
+  MessageType,
+  ShowMessageNotification,
+  type ShowMessageParams,
+  State,
+} from "vscode-languageclient/node";
+import { explain, withoutLinks } from "./errors";
+import { findExecutable } from "./executable";
+import { TASK_EVENT, type TaskEvent } from "./protocol";
+
+const MAX_RESTARTS = 4;
+const RESTART_WINDOW_MS = 180_000;
+const STDERR_CHARS = 2000;
+
+export class Daemon implements vscode.Disposable {
+  private client: LanguageClient | undefined;
+  private connecting: Promise<void> | undefined;
+  private stderr = "";
+  private currentProblem: string | undefined = "Not connected yet.";
+  private readonly output = vscode.window.createOutputChannel("Quadjet");
+  private readonly changed = new vscode.EventEmitter<void>();
+  private readonly told = new vscode.EventEmitter<TaskEvent>();
+  /** Connected, or not any more: see `problem`. */
+  readonly onDidChange = this.changed.event;
+  readonly onTaskEvent = this.told.event;
+
+  /** Why there is no connection; undefined while there is one. */
+  get problem(): string | undefined {
+    return this.currentProblem;
+  }
+
+  /** Connect, anew if need be. What goes wrong is shown, not thrown. */
+  connect(): Promise<void> {
+    this.connecting ??= this.replaceClient().finally(() => {
+      this.connecting = undefined;
+    });
+    return this.connecting;
+  }
+
+  async request<R>(method: string, params: object): Promise<R> {
+    if (this.client?.state !== State.Running) {
+      throw new Error(this.currentProblem ?? "The daemon is being connected. Try again in a moment.");
+    }
+    return this.client.sendRequest<R>(method, params);
+  }
+
+  /** How the client writes VS Code's ranges and diagnostics for the wire. */
+  get converter(): LanguageClient["code2ProtocolConverter"] | undefined {
+    return this.client?.code2ProtocolConverter;
+  }
+
+  async close(): Promise<void> {
+    const client = this.client;
+    this.client = undefined;
+    if (client?.state === State.Running) {
+      await client.stop();
+    }
+  }
+
+  dispose(): void {
+    this.output.dispose();
+    this.changed.dispose();
+    this.told.dispose();
+  }
+
+  private async replaceClient(): Promise<void> {
+    await this.close();
+    const configured = vscode.workspace.getConfiguration("quadjet").get<string>("path", "");
+    const found = findExecutable(configured, process.env.PATH ?? "", homedir());
+    if ("problem" in found) {
+      this.fail(found.problem);
+      return;
+    }
+    const client = this.createClient(found.path);
+    this.client = client;
+    try {
+      await client.start();
+    } catch (error) {
+      this.fail(`${found.path} lsp did not start: ${this.stderr.trim() || explain(error)}`);
+    }
+  }
+
+  private createClient(path: string): LanguageClient {
+    const client = new LanguageClient("quadjet", "Quadjet", () => this.spawn(path), this.options());
+    client.onNotification(TASK_EVENT, (event: TaskEvent) => this.told.fire(event));
+    client.onNotification(ShowMessageNotification.type, showMessage);
+    client.onDidChangeState(({ newState }) => {
+      if (client !== this.client) {
+        return; // replaced meanwhile
+      }
+      if (newState === State.Running) {
+        this.setProblem(undefined);
+      } else if (newState === State.Stopped) {
+        this.setProblem(this.stderr.trim() || "The connection to the daemon ended.");
+      }
+    });
+    return client;
+  }
+
+  private options(): LanguageClientOptions {
+    const closings: number[] = [];
+    return {
+      documentSelector: [{ scheme: "file" }], // all of them: unsaved text of any language is part of a task's snapshot
+      outputChannel: this.output,
+      initializationFailedHandler: () => false,
+      errorHandler: {
+        error: () => ({ action: ErrorAction.Continue, handled: true }),
+        closed: () => {
+          closings.push(Date.now());
+          const isFlapping = closings.filter((time) => time > Date.now() - RESTART_WINDOW_MS).length > MAX_RESTARTS;
+          const restarts = this.currentProblem === undefined && !isFlapping; // one that never came up will not now
+          return { action: restarts ? CloseAction.Restart : CloseAction.DoNotRestart, handled: true };
+        },
+      },
+    };
+  }
+
+  /** The bridge attaches to the daemon, or starts it. Its stderr is kept: it says what failed and what mends it. */
+  private async spawn(path: string): Promise<ChildProcess> {
+    this.stderr = "";
+    // From the home folder, so that nothing in a repository is found by a relative path.
+    const child = spawn(path, ["lsp"], { cwd: homedir(), stdio: "pipe" });
+    child.stderr.on("data", (data: Buffer) => {
+      this.stderr = (this.stderr + data.toString()).slice(-STDERR_CHARS);
+    });
+    await once(child, "spawn"); // throws the reason if it cannot be run
+    return child;
+  }
+
+  private fail(problem: string): void {
+    this.setProblem(problem);
+    void offerHelp(problem, this.output);
+  }
+
+  private setProblem(problem: string | undefined): void {
+    this.currentProblem = problem;
+    this.changed.fire();
+  }
+}
+
+async function offerHelp(problem: string, output: vscode.OutputChannel): Promise<void> {
+  const choice = await vscode.window.showErrorMessage(withoutLinks(`Quadjet: ${problem}`), "Open Settings", "Show Log");
+  if (choice === "Open Settings") {
+    await vscode.commands.executeCommand("workbench.action.openSettings", "quadjet.path");
+  } else if (choice === "Show Log") {
+    output.show();
+  }
+}
+
+/** As the language client does it, but what a model wrote cannot become a link that runs a command. */
+function showMessage({ type, message }: ShowMessageParams): void {
+  const text = withoutLinks(message);
+  if (type === MessageType.Error) {
+    void vscode.window.showErrorMessage(text);
+  } else if (type === MessageType.Warning) {
+    void vscode.window.showWarningMessage(text);
+  } else {
+    void vscode.window.showInformationMessage(text);
+  }
+}

@@ -1,0 +1,116 @@
+/** Words and icons for tasks, as plain data. */
+import { basename } from "node:path";
+import { fileURLToPath } from "node:url";
+import type { Card, Evidence, Task, TaskKind, TaskState } from "./protocol";
+import { isFinal, isReviewable, wantsAttention } from "./taskModel";
+
+export interface TaskLabel {
+  label: string;
+  description: string;
+  /** Plain text, line by line. */
+  tooltip: string;
+  icon: string;
+  /** Space-separated words that the menus in package.json ask for. */
+  contextValue: string;
+}
+
+export interface StatusLabel {
+  text: string;
+  tooltip: string;
+  warns: boolean;
+}
+
+const KINDS: Record<TaskKind, string> = { cleanup: "Clean up", triage: "Find the cause" };
+
+const ICONS: Record<TaskState, string> = {
+  queued: "clock",
+  running: "sync~spin",
+  "waiting-tool": "tools",
+  "needs-you": "bell-dot",
+  paused: "debug-pause",
+  verifying: "beaker",
+  proposed: "git-pull-request",
+  accepted: "check",
+  rejected: "circle-slash",
+  failed: "error",
+  stopped: "debug-stop",
+};
+
+export function describeTask(task: Task): TaskLabel {
+  return {
+    label: taskTitle(task),
+    description: `${stateText(task)}${task.message ? ` · ${oneLine(task.message)}` : ""}`,
+    tooltip: tooltip(task),
+    icon: ICONS[task.state],
+    contextValue: [isReviewable(task) ? "review" : "", canStop(task) ? "stop" : ""].filter(Boolean).join(" "),
+  };
+}
+
+export function taskTitle(task: Task): string {
+  const lines = task.range ? `:${task.range.first}-${task.range.last}` : "";
+  return `${KINDS[task.kind]} ${basename(filePath(task.uri))}${lines}`;
+}
+
+/** A proposal is ended by accept or reject, not by stop. */
+export function canStop(task: Task): boolean {
+  return !isFinal(task) && task.state !== "proposed";
+}
+
+/** `problem`: why there is no connection. */
+export function describeStatus(tasks: readonly Task[], problem: string | undefined): StatusLabel {
+  if (problem !== undefined) {
+    return { text: "$(warning) Quadjet", tooltip: `${problem}\nClick to connect.`, warns: true };
+  }
+  const waiting = tasks.filter((task) => task.state === "needs-you").length;
+  const review = tasks.filter((task) => task.state === "proposed").length;
+  const working = tasks.filter((task) => !isFinal(task) && !wantsAttention(task)).length;
+  const parts = [
+    working ? `$(sync~spin) ${working}` : "",
+    review ? `$(git-pull-request) ${review}` : "",
+    waiting ? `$(bell-dot) ${waiting}` : "",
+  ].filter(Boolean);
+  return {
+    text: parts.length > 0 ? `Quadjet ${parts.join(" ")}` : "Quadjet",
+    tooltip: `Quadjet: ${working} working, ${review} to review, ${waiting} waiting for you`,
+    warns: waiting > 0,
+  };
+}
+
+function stateText(task: Task): string {
+  if (task.state === "needs-you") {
+    return task.reason ? `needs you (${task.reason})` : "needs you";
+  }
+  if (task.state === "proposed") {
+    return task.card?.verified ? "to review, verified" : "to review, not verified";
+  }
+  return task.state === "waiting-tool" ? "running a tool" : task.state;
+}
+
+function tooltip(task: Task): string {
+  const lines = [filePath(task.uri), stateText(task), task.message, task.instruction && `Instruction: ${task.instruction}`];
+  return [...lines, ...(task.card ? cardLines(task.card) : [])].filter(Boolean).join("\n");
+}
+
+function cardLines(card: Card): string[] {
+  return [
+    "",
+    card.title,
+    card.summary,
+    ...card.evidence.map(evidenceLine),
+    ...card.notes.map((note) => `! ${note}`),
+    `${card.turns} turns, ${card.elapsedS.toFixed(1)} s`,
+  ];
+}
+
+function evidenceLine({ name, passed, detail }: Evidence): string {
+  const mark = passed === null ? "not run" : passed ? "passed" : "failed";
+  return `${name}: ${mark}${detail ? ` (${oneLine(detail)})` : ""}`;
+}
+
+export function filePath(uri: string): string {
+  return uri.startsWith("file:") ? fileURLToPath(uri) : uri;
+}
+
+function oneLine(text: string): string {
+  return text.replace(/\s+/g, " ").trim();
+}

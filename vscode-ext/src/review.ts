@@ -1,0 +1,118 @@
+/** A proposal in the native diff editor: each file as it is now, beside the same file with the hunks that await a decision. */
+import * as vscode from "vscode";
+import { filePath } from "./labels";
+import { placeHunks } from "./placeHunks";
+import { type ChangedFile, HUNKS, type Proposal } from "./protocol";
+import type { Request } from "./taskFeed";
+
+export const SCHEME = "quadjet";
+type Side = "current" | "proposed";
+
+export class Review implements vscode.TextDocumentContentProvider, vscode.Disposable {
+  private readonly changed = new vscode.EventEmitter<vscode.Uri>();
+  private readonly registration = vscode.workspace.registerTextDocumentContentProvider(SCHEME, this);
+  readonly onDidChange = this.changed.event;
+
+  constructor(private readonly request: Request) {}
+
+  proposal(taskId: string): Promise<Proposal> {
+    return this.request<Proposal>(HUNKS, { taskId });
+  }
+
+  async open(taskId: string, title: string): Promise<void> {
+    const { files } = await this.proposal(taskId);
+    const resources = files.map(({ uri }): [vscode.Uri, vscode.Uri, vscode.Uri] => {
+      const file = vscode.Uri.parse(uri, true);
+      return [file, virtualUri(taskId, file, "current"), virtualUri(taskId, file, "proposed")];
+    });
+    const [only, ...others] = resources;
+    if (only === undefined) {
+      void vscode.window.showInformationMessage(`Quadjet: ${title} proposes no change.`);
+    } else if (others.length === 0) {
+      await vscode.commands.executeCommand("vscode.diff", only[1], only[2], title, { preview: false });
+    } else {
+      await vscode.commands.executeCommand("vscode.changes", title, resources);
+    }
+  }
+
+  /** The proposal or the files under it changed: what is on screen is computed again. */
+  refresh(taskId: string): void {
+    for (const { uri } of vscode.workspace.textDocuments) {
+      if (taskOf(uri) === taskId) {
+        this.changed.fire(uri);
+      }
+    }
+  }
+
+  /** Nothing is left to decide: single diffs are closed. The API does not let us see which task an editor of many files is for. */
+  async closeTabs(taskId: string): Promise<void> {
+    const tabs = vscode.window.tabGroups.all.flatMap((group) => group.tabs);
+    const ours = tabs.filter(({ input }) => input instanceof vscode.TabInputTextDiff && taskOf(input.modified) === taskId);
+    await vscode.window.tabGroups.close(ours);
+  }
+
+  async provideTextDocumentContent(uri: vscode.Uri): Promise<string> {
+    const taskId = taskOf(uri);
+    const file = uri.with({ scheme: "file", query: "" });
+    if (taskId === undefined) {
+      throw new Error(`${uri.toString()} names no task`);
+    }
+    const { hunks, files } = await this.proposal(taskId);
+    const change = files.find((item) => vscode.Uri.parse(item.uri, true).toString() === file.toString());
+    if (change === undefined) {
+      return ""; // the task was taken up again and leaves this file alone
+    }
+    const current = change.kind === "create" ? "" : await textOf(file);
+    if (new URLSearchParams(uri.query).get("side") === ("current" satisfies Side)) {
+      return current;
+    }
+    if (change.kind === "delete") {
+      return "";
+    }
+    return (
+      placeHunks(
+        current,
+        hunks.filter((hunk) => hunk.uri === change.uri),
+        change.diff,
+      ) ?? unplaced(change)
+    );
+  }
+
+  dispose(): void {
+    this.registration.dispose();
+    this.changed.dispose();
+  }
+}
+
+/** The task whose review this virtual document belongs to. */
+export function taskOf(uri: vscode.Uri): string | undefined {
+  return uri.scheme === SCHEME ? (new URLSearchParams(uri.query).get("task") ?? undefined) : undefined;
+}
+
+function virtualUri(taskId: string, file: vscode.Uri, side: Side): vscode.Uri {
+  // The path is the file's own, so the editor picks the language and the name to show by it.
+  return file.with({ scheme: SCHEME, query: new URLSearchParams({ task: taskId, side }).toString() });
+}
+
+/** Unsaved text first. A file is not opened for this: the daemon deletes no file that is open in an editor. */
+async function textOf(file: vscode.Uri): Promise<string> {
+  const open = vscode.workspace.textDocuments.find((document) => document.uri.toString() === file.toString());
+  if (open !== undefined) {
+    return open.getText();
+  }
+  try {
+    return new TextDecoder().decode(await vscode.workspace.fs.readFile(file));
+  } catch (error) {
+    if (error instanceof vscode.FileSystemError && error.code === "FileNotFound") {
+      return "";
+    }
+    throw error;
+  }
+}
+
+function unplaced({ uri, diff }: ChangedFile): string {
+  return (
+    `${filePath(uri)} changed where the task wants to change it, so the result cannot be shown line by line.\n` +
+    `Accepting tries a three-way merge, and leaves the file as it is if that fails. Against the task's snapshot:\n\n${diff}`
+  );
+}

@@ -1,0 +1,63 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { canStop, describeStatus, describeTask, taskTitle } from "../src/labels";
+import { makeCard, makeTask } from "./samples";
+
+test("a title names what is done, the file and the lines", () => {
+  assert.equal(taskTitle(makeTask({ kind: "triage", uri: "file:///shop/tests/a%20b.py" })), "Find the cause a b.py");
+  assert.equal(taskTitle(makeTask({ range: { first: 3, last: 9 } })), "Clean up cart.py:3-9");
+});
+
+test("a running task can be stopped and not reviewed", () => {
+  const { description, icon, contextValue } = describeTask(makeTask({ state: "running", message: "turn 3" }));
+  assert.deepEqual([description, icon, contextValue], ["running · turn 3", "sync~spin", "stop"]);
+});
+
+test("a proposal says whether it was verified", () => {
+  const task = makeTask({ state: "proposed", hunkCounts: { pending: 1 }, card: makeCard({ verified: false }) });
+  assert.deepEqual([describeTask(task).description, describeTask(task).contextValue], ["to review, not verified", "review"]);
+  assert.equal(canStop(task), false);
+});
+
+test("a parked task says why, and can be reviewed and stopped when hunks conflict", () => {
+  const label = describeTask(makeTask({ state: "needs-you", reason: "conflict", hunkCounts: { conflict: 1 } }));
+  assert.deepEqual([label.description, label.contextValue], ["needs you (conflict)", "review stop"]);
+});
+
+test("the tooltip has the evidence, what could not be run included", () => {
+  const evidence = [
+    { name: "ruff", passed: true, command: "ruff check", detail: "" },
+    { name: "tests", passed: null, command: "", detail: "no sandbox" },
+  ];
+  const { tooltip } = describeTask(
+    makeTask({ state: "proposed", card: makeCard({ evidence, notes: ["not verified: no sandbox"] }) }),
+  );
+  assert.deepEqual(tooltip.split("\n"), [
+    "/shop/cart.py",
+    "to review, verified",
+    "Cleaned up cart.py",
+    "ruff: passed",
+    "tests: not run (no sandbox)",
+    "! not verified: no sandbox",
+    "2 turns, 1.5 s",
+  ]);
+});
+
+test("a message of several lines is shown on one", () => {
+  assert.equal(describeTask(makeTask({ message: "a\n  b" })).description, "running · a b");
+});
+
+test("the status bar counts working, proposed and waiting tasks", () => {
+  const tasks = [makeTask({}), makeTask({ state: "queued" }), makeTask({ state: "proposed" }), makeTask({ state: "failed" })];
+  assert.deepEqual(describeStatus(tasks, undefined), {
+    text: "Quadjet $(sync~spin) 2 $(git-pull-request) 1",
+    tooltip: "Quadjet: 2 working, 1 to review, 0 waiting for you",
+    warns: false,
+  });
+  assert.equal(describeStatus([makeTask({ state: "needs-you" })], undefined).warns, true);
+});
+
+test("without a connection the status bar says why", () => {
+  const { text, tooltip, warns } = describeStatus([makeTask({})], "no daemon");
+  assert.deepEqual([text, tooltip.split("\n")[0], warns], ["$(warning) Quadjet", "no daemon", true]);
+});
