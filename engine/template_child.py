@@ -21,9 +21,9 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-CPU_LIMIT_S = 2.0
+CPU_LIMIT_S = 1.0
 MEMORY_LIMIT_BYTES = 512 << 20
-MAX_TEXT_CHARS = 16 << 20
+MAX_TEXT_CHARS = 4 << 20
 FRAME_HEADER = struct.Struct("<I")
 """Every frame, both ways: the length of the JSON object that follows."""
 

@@ -22,15 +22,16 @@ from .chat import ModelError
 from .template_child import CPU_LIMIT_S, FRAME_HEADER
 
 WALL_LIMIT_S = 30.0
-_MAX_FRAME_BYTES = 128 << 20
+_MAX_FRAME_BYTES = 32 << 20
 
 
 class TemplateProcess:
     """The child for one template: started at the first render, and again after it died."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, wall_limit_s: float = WALL_LIMIT_S) -> None:
         # Fixed for the life of the template: a date in the prompt must not change between two turns.
         self._start = {"source": source, "now": datetime.now().isoformat()}
+        self._wall_limit_s = wall_limit_s
         self._lock = threading.Lock()
         self._child: _Child | None = None
 
@@ -38,20 +39,28 @@ class TemplateProcess:
         """The template's text for `context`, a JSON object. ModelError if it refuses, fails or passes a limit. Thread-safe."""
         with self._lock:
             if self._child is None:
-                self._child = _Child()
-                self._request(self._child, self._start)
-            return self._request(self._child, {"context": context})
+                self._spawn()
+            return self._request({"context": context})
 
     def close(self) -> None:
         with self._lock:
             self._end()
 
-    def _request(self, child: _Child, request: Mapping[str, Any]) -> str:
+    def _spawn(self) -> None:
+        self._child = _Child()
         try:
-            answer = child.exchange(request, WALL_LIMIT_S)
+            self._request(self._start)
+        except ModelError:
+            self._end()
+            raise
+
+    def _request(self, request: Mapping[str, Any]) -> str:
+        assert self._child is not None
+        try:
+            answer = self._child.exchange(request, self._wall_limit_s)
         except TimeoutError:
             self._end()
-            raise ModelError(f"the chat template did not finish within {WALL_LIMIT_S:.0f} s") from None
+            raise ModelError(f"the chat template did not finish within {self._wall_limit_s:g} s") from None
         except OSError:
             code = self._end()
             reason = (
@@ -93,16 +102,23 @@ class _Child:
         """Send a request and wait for its answer. TimeoutError, or another OSError when the process is gone."""
         deadline = time.monotonic() + timeout_s
         data = json.dumps(request).encode()
+        if len(data) > _MAX_FRAME_BYTES:
+            raise ModelError(f"the conversation has {len(data) >> 20} MiB, too much for a chat template", "start a task on less text")
         self._channel.settimeout(timeout_s)
         self._channel.sendall(FRAME_HEADER.pack(len(data)) + data)
         (length,) = FRAME_HEADER.unpack(self._read(FRAME_HEADER.size, deadline))
         if length > _MAX_FRAME_BYTES:
             raise ConnectionError("the answer is too long")
-        answer: dict[str, Any] = json.loads(self._read(length, deadline))
+        try:
+            answer = json.loads(self._read(length, deadline))
+        except (ValueError, RecursionError):
+            raise ConnectionError("the answer is not JSON") from None
+        if not isinstance(answer, dict) or not answer.keys() & {"text", "refused", "failed"}:
+            raise ConnectionError("the answer is not of the agreed form")
         return answer
 
     def stop(self) -> int | None:
-        """End the process and return its exit status: negative for the signal that killed it."""
+        """End the process and return its exit status: negative for the signal that ended it."""
         self._finalizer()
         return self._process.returncode
 
