@@ -104,10 +104,10 @@ class TaskManager:
             raise UnknownTaskError(f"there is no task {task_id}", "quadjet tasks lists them")
         return self._tasks[task_id]
 
-    async def events(self, task_id: str, after_seq: int = 0) -> list[TaskEvent]:
-        """The journal of a task from `after_seq` + 1 on."""
+    async def events(self, task_id: str, after_seq: int = 0, limit: int = -1) -> list[TaskEvent]:
+        """The journal of a task from `after_seq` + 1 on; at most `limit` events, -1 for all."""
         self.task(task_id)
-        return await self._store.events(task_id, after_seq)
+        return await self._store.events(task_id, after_seq, limit)
 
     def subscribe(self, callback: Callable[[TaskEvent], None]) -> Callable[[], None]:
         """Call back with every event from here on, in order per task, once it is journaled. Returns the way out."""

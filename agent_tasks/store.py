@@ -96,9 +96,10 @@ class TaskStore:
         rows = await self._rows("SELECT body FROM tasks ORDER BY created, id")
         return [from_json(Task, json.loads(body)) for (body,) in rows]
 
-    async def events(self, task_id: str, after_seq: int = 0) -> list[TaskEvent]:
-        query = "SELECT seq, time, type, data FROM events WHERE task_id = ? AND seq > ? ORDER BY seq"
-        rows = await self._rows(query, (task_id, after_seq))
+    async def events(self, task_id: str, after_seq: int = 0, limit: int = -1) -> list[TaskEvent]:
+        """At most `limit` events, -1 for all."""
+        query = "SELECT seq, time, type, data FROM events WHERE task_id = ? AND seq > ? ORDER BY seq LIMIT ?"
+        rows = await self._rows(query, (task_id, after_seq, limit))
         return [TaskEvent(task_id, seq, time, kind, json.loads(data)) for seq, time, kind, data in rows]
 
     async def messages(self, task_id: str) -> list[Message]:

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from ..agent_tasks.task import TaskEvent
 from .framing import ConnectionWriter
 
-Journal = Callable[[str, int], Awaitable[list[TaskEvent]]]
-"""(task id, seq) -> the events after seq."""
+PAGE_EVENTS = 32
+"""Events read from the journal at a time: a replay of a long task must not be in memory whole, once for each client."""
+
+Journal = Callable[[str, int, int], Awaitable[list[TaskEvent]]]
+"""(task id, seq, limit) -> the events after seq, at most limit."""
 
 
 @dataclass(slots=True)
@@ -67,13 +70,16 @@ class EventFeed:
         # Taken off first: an event published during the read below is not in its result and puts the task back.
         del self._lagging[task_id]
         cursor = self._cursors[task_id]
-        for event in await self._journal(task_id, cursor.sent):
+        page = await self._journal(task_id, cursor.sent, PAGE_EVENTS)
+        for event in page:
             if self._cursors[task_id] is not cursor:
                 return  # subscribed anew meanwhile
             if event.seq > cursor.sent:
                 self._deliver(cursor, event)
             if self._writer.is_behind:
                 await self._writer.drained()
+        if len(page) == PAGE_EVENTS:
+            self._fall_back(task_id)
 
     def _deliver(self, cursor: _Cursor, event: TaskEvent) -> None:
         cursor.sent = event.seq

@@ -94,7 +94,9 @@ class ConnectionProtocol(LanguageServerProtocol):
         if msg_id is None and not isinstance(error, (JsonRpcParseError, JsonRpcInvalidRequest)):
             logger.warning("Notification ignored: %s", error.message)
             return
-        self._send_data(types.ResponseErrorMessage(id=msg_id, error=error.to_response_error()))
+        # As a dict: the converter leaves out an id that is None, and the specification wants a null there.
+        answer = {"code": error.code, "message": error.message, **({} if error.data is None else {"data": error.data})}
+        self._send_data({"jsonrpc": "2.0", "id": msg_id, "error": answer})
 
     def end(self) -> None:
         """The connection is gone: handlers stop and whoever waits for the client's answer learns of it."""

@@ -1,7 +1,9 @@
 """Runs the real daemon with a model that follows the script in a task's instruction: `{"steps": [step, ...]}`, one step a turn.
 
-step: {"edit": [path, search, replace]} | {"read": [path, first line]} | {"finish": summary}, with "say": text and "repeat": n to write
-n copies of it before the call, and "wait": path to answer only once that file exists.
+step: {"edit": [path, search, replace]} | {"read": [path, first line]} | {"finish": summary}, and with it
+  "say": text, "repeat": n   to write n copies of a text before the call
+  "wait": path               to answer only once that file exists
+  "times": n                 to take the step n times, reading one line further each time
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class FollowingModel:
         key: str = "",
     ) -> Reply:
         step = self._step(messages)
-        while "wait" in step and not Path(step["wait"]).exists():
-            await asyncio.sleep(_POLL_S)
+        while "wait" in step and not await asyncio.to_thread(Path(step["wait"]).exists):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)  # made by another process: there is nothing to be woken by
         text = step.get("say", "") * step.get("repeat", 1)
         message = Message("assistant", text, (_call(step),))
         return Reply(message, FinishReason.TOOL_CALLS, Usage(self.count_tokens(messages), 0, len(text)))
@@ -52,9 +54,10 @@ class FollowingModel:
         said = "".join(message.content for message in messages if message.role == "user")
         begin = said.find('{"steps"')
         steps = json.JSONDecoder().raw_decode(said[begin:])[0]["steps"] if begin >= 0 else []
+        turns = [(step, count) for step in steps for count in range(step.get("times", 1))]
         turn = sum(message.role == "assistant" for message in messages)
-        step: dict[str, Any] = steps[turn] if turn < len(steps) else {"finish": "done"}
-        return step
+        step, count = turns[turn] if turn < len(turns) else ({"finish": "done"}, 0)
+        return {**step, "read": [step["read"][0], step["read"][1] + count]} if "read" in step else dict(step)
 
 
 def _call(step: dict[str, Any]) -> ToolCall:

@@ -24,9 +24,9 @@ class Line:
         self.writer = writer
         self.feed = EventFeed(self.read, self.send, writer)
 
-    async def read(self, task_id: str, after: int) -> list[TaskEvent]:
+    async def read(self, task_id: str, after: int, limit: int) -> list[TaskEvent]:
         await asyncio.sleep(0)
-        return self.journal[task_id][after:]
+        return self.journal[task_id][after : after + limit]
 
     def send(self, event: TaskEvent) -> None:
         self.sent.append((event.task_id, event.seq))
