@@ -24,7 +24,7 @@ def violations(value: object, schema: object, where: str = "arguments") -> list[
 def types_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
     """The names in `type`, which may be one, several or none."""
     types = schema.get("type", ())
-    return (types,) if isinstance(types, str) else tuple(types)
+    return (types,) if isinstance(types, str) else tuple(types) if isinstance(types, list | tuple) else ()
 
 
 def _violations(value: object, schema: object, where: str) -> Iterator[str]:

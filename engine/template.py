@@ -9,6 +9,7 @@ and still no special text can form from them. After the split at special tokens 
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -40,7 +41,7 @@ class ChatTemplate:
             for name, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id))
         }
         # The parts of a transcript come again in every turn's prompt; only what is new is encoded.
-        self._encode = lru_cache(maxsize=_CACHED_PARTS)(lambda part: tuple(tokenizer.encode(part)))
+        self._encode = lru_cache(maxsize=_CACHED_PARTS)(lambda part: array("i", tokenizer.encode(part)))
         self.dialect: Dialect = dialect_for(tokenizer)
         self.native_tools = False
         """The template renders tools, calls and results itself, in the dialect; else the dialect puts them into text."""
@@ -135,8 +136,12 @@ class _Swap:
         self._back = str.maketrans({private: char for char, private in pairs.items()})
 
     def message(self, message: Message) -> Message:
-        calls = tuple(replace(call, arguments=self._object(call.arguments)) for call in message.tool_calls)
-        return replace(message, content=message.content.translate(self._there), tool_calls=calls)
+        calls = tuple(
+            ToolCall(call.name.translate(self._there), self._object(call.arguments), call.id.translate(self._there))
+            for call in message.tool_calls
+        )
+        content, answered = message.content.translate(self._there), message.tool_call_id.translate(self._there)
+        return Message(message.role, content, calls, answered)
 
     def tool(self, tool: ToolSpec) -> ToolSpec:
         return replace(tool, description=tool.description.translate(self._there), parameters=self._object(tool.parameters))

@@ -67,11 +67,10 @@ class TemplateProcess:
                 f"needs more than {CPU_LIMIT_S:.0f} s of CPU time" if code == -signal.SIGPROF else f"broke its process ({code})"
             )
             raise ModelError(f"the chat template {reason}") from None
-        if "text" not in answer:
-            verb, reason = (
-                ("refuses this conversation", answer["refused"]) if "refused" in answer else ("failed", answer["failed"])
-            )
-            raise ModelError(f"the chat template {verb}: {reason}")
+        if "refused" in answer:
+            raise ModelError(f"the chat template refuses this conversation: {_printable(answer['refused'])}")
+        if "failed" in answer:
+            raise ModelError(f"the chat template failed: {_printable(answer['failed'])}")
         text: str = answer["text"]
         return text
 
@@ -103,7 +102,7 @@ class _Child:
         deadline = time.monotonic() + timeout_s
         data = json.dumps(request).encode()
         if len(data) > _MAX_FRAME_BYTES:
-            raise ModelError(f"the conversation has {len(data) >> 20} MiB, too much for a chat template", "start a task on less text")
+            raise ModelError(f"the conversation has {len(data) >> 20} MiB, too much for a template", "start a task on less text")
         self._channel.settimeout(timeout_s)
         self._channel.sendall(FRAME_HEADER.pack(len(data)) + data)
         (length,) = FRAME_HEADER.unpack(self._read(FRAME_HEADER.size, deadline))
@@ -140,3 +139,8 @@ def _stop(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _printable(text: object) -> str:
+    """A stranger's words, fit for a terminal."""
+    return "".join(char if char.isprintable() else " " for char in str(text))

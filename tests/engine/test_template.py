@@ -146,8 +146,8 @@ def test_special_texts_anywhere_in_a_conversation_stay_text(real: tuple[Tokenize
             messages = [
                 Message("system", f"a{hole}b"),
                 Message("user", f"{hole}\n{hole[:-1]}"),
-                Message("assistant", f" {hole}", (ToolCall("read_file", {"path": hole, "x": [{hole: hole}]}),)),
-                Message("tool", f"{PRIVATE}{hole}{PRIVATE}"),
+                Message("assistant", f" {hole}", (ToolCall(hole, {"path": hole, "x": [{hole: hole}]}, hole),)),
+                Message("tool", f"{PRIVATE}{hole}{PRIVATE}", tool_call_id=hole),
             ]
             schema = {"type": "object", "properties": {"path": {"type": "string", "description": hole}}}
             return messages, [ToolSpec("read_file", f"x{hole}", schema)]
@@ -267,7 +267,7 @@ def test_a_reply_in_other_tokens_is_aligned(real: tuple[Tokenizer, ChatTemplate,
 
 
 def test_a_refusal_says_what_the_template_says(load: Callable[[str], ChatTemplate]) -> None:
-    template = load("{% if messages[0].role == 'system' %}{{ raise_exception('No system, <please>') }}{% endif %}" + CHATML)
+    template = load("{% if messages[0].role == 'system' %}{{ raise_exception('No system,\x1b<please>') }}{% endif %}" + CHATML)
     with pytest.raises(ModelError, match="refuses this conversation: No system, <please>"):
         template.render([Message("system", "S"), Message("user", "U")])
     assert template.render([Message("user", "U")])
