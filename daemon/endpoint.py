@@ -9,7 +9,6 @@ import os
 import socket
 import stat
 import struct
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +17,6 @@ from ..engine.errors import QuadjetError
 MAX_SOCKET_PATH_BYTES = 100
 """sun_path holds 108 bytes on Linux and 104 elsewhere, a closing zero included."""
 LOCK_NAME = "daemon.lock"
-HANDOVER_S = 25.0
-_POLL_S = 0.05
 _BACKLOG = 64
 
 
@@ -28,12 +25,13 @@ class EndpointError(QuadjetError):
 
 
 class DaemonRunningError(EndpointError):
-    """Another daemon of this user holds the lock."""
+    """Another daemon of this user holds the lock. `answers` is False while it starts or stops."""
 
-    def __init__(self, pid: int | None) -> None:
+    def __init__(self, pid: int | None, answers: bool) -> None:
         holder = f"process {pid}" if pid else "another process"
         super().__init__(f"a daemon runs already, as {holder}", "use it (quadjet status), or end it first (quadjet stop)")
         self.pid = pid
+        self.answers = answers
 
 
 class Peer(NamedTuple):
@@ -61,7 +59,7 @@ def bind(path: Path) -> Endpoint:
     """Take the lock beside `path`, clear a stale socket, bind and listen. DaemonRunningError or EndpointError if it cannot."""
     check_socket_path(path)
     prepare_folder(path.parent)
-    lock = _wait_for_lock(path)
+    lock = _take_lock(path.with_name(LOCK_NAME), path)
     try:
         _remove_stale(path)
         listener = _listen(path)
@@ -108,25 +106,12 @@ def peer_of(connection: socket.socket) -> Peer:
     return Peer(pid, uid)
 
 
-def _wait_for_lock(path: Path) -> int:
-    """The lock, at once or when its holder has ended. A holder that serves is not waited for."""
-    deadline = time.monotonic() + HANDOVER_S
-    while True:
-        try:
-            return _take_lock(path.with_name(LOCK_NAME))
-        except DaemonRunningError:
-            # Held but not answering: a daemon that is starting or stopping.
-            if _answers(path) or time.monotonic() > deadline:
-                raise
-        time.sleep(_POLL_S)
-
-
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0
 
 
-def _take_lock(path: Path) -> int:
+def _take_lock(path: Path, socket_path: Path) -> int:
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -138,7 +123,7 @@ def _take_lock(path: Path) -> int:
         os.close(lock)
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise EndpointError(f"{path} cannot be locked: {error.strerror}", "set XDG_RUNTIME_DIR to a local folder") from None
-        raise DaemonRunningError(int(digits) if digits.isdigit() else None) from None
+        raise DaemonRunningError(int(digits) if digits.isdigit() else None, _answers(socket_path)) from None
     os.ftruncate(lock, 0)
     os.write(lock, b"%d\n" % os.getpid())
     return lock
@@ -159,7 +144,7 @@ def _remove_stale(path: Path) -> None:
             return
         except OSError as error:
             raise EndpointError(f"the socket {path} cannot be tried: {error.strerror}", f"remove it: rm {path}") from None
-        raise DaemonRunningError(peer_of(probe).pid)
+        raise DaemonRunningError(peer_of(probe).pid, True)
 
 
 def _listen(path: Path) -> socket.socket:

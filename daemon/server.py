@@ -10,8 +10,8 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,13 +25,16 @@ from ..lsp.messages import PROTOCOL_VERSION
 from ..lsp.session import EditorSession, Shared
 from .config import Config, Places
 from .daemon_log import open_log
-from .endpoint import Endpoint, bind, peer_of
+from .endpoint import DaemonRunningError, Endpoint, bind, peer_of
 
 logger = logging.getLogger(__name__)
 
 MAX_SESSIONS = 64
 STOP_TIMEOUT_S = 20.0
+HANDOVER_S = 25.0
+_POLL_S = 0.05
 _READER_LIMIT = 2**16
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ModelSource(Protocol):
@@ -53,13 +56,40 @@ async def serve(config: Config, places: Places, model_source: ModelSource) -> No
 
     Raises DaemonRunningError if there is one already, EndpointError or TaskError if the socket or the journal cannot be used.
     """
-    endpoint = bind(places.socket)
+    with _stop_on_signals() as stopping:
+        endpoint = await _bind(places.socket, stopping)
+        try:
+            with open_log(places.daemon_log):
+                async with _task_manager(config, places, model_source) as (manager, workspace):
+                    await Daemon(endpoint, manager, workspace, model_source, log=places.daemon_log, stopping=stopping).run()
+        finally:
+            endpoint.close()
+
+
+async def _bind(path: Path, stopping: asyncio.Event) -> Endpoint:
+    """Bind at once, or when a daemon that does not answer any more has ended."""
+    deadline = time.monotonic() + HANDOVER_S
+    while True:
+        try:
+            return bind(path)
+        except DaemonRunningError as error:
+            if error.answers or stopping.is_set() or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(_POLL_S)
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[asyncio.Event]:
+    """Set by SIGTERM and SIGINT, from before the socket is bound: a daemon told to end while it starts leaves no socket."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, stopping.set)
     try:
-        with open_log(places.daemon_log):
-            async with _task_manager(config, places, model_source) as (manager, workspace):
-                await Daemon(endpoint, manager, workspace, model_source, places.daemon_log).run()
+        yield stopping
     finally:
-        endpoint.close()
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
 
 
 @asynccontextmanager
@@ -86,22 +116,28 @@ class Daemon:
     """Connections, and the fan-out of events to them."""
 
     def __init__(
-        self, endpoint: Endpoint, manager: TaskManager, workspace: Workspace, model_source: ModelSource, log: Path
+        self,
+        endpoint: Endpoint,
+        manager: TaskManager,
+        workspace: Workspace,
+        model_source: ModelSource,
+        *,
+        log: Path,
+        stopping: asyncio.Event,
     ) -> None:
         self._endpoint = endpoint
         self._manager = manager
         self._model_source = model_source
         self._log = log
+        self._stopping = stopping
         self._version = importlib.metadata.version("quadjet")
         self._started = time.time()
-        self._stopping = asyncio.Event()
         self._connections: set[asyncio.Task[None]] = set()
-        self._shared = Shared(manager, workspace, self._version, self.status, self._stopping.set)
+        self._shared = Shared(manager, workspace, self._version, self.status, stopping.set)
 
     async def run(self) -> None:
+        """Serve until `stopping` is set, from outside or by a client."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
 
         def hand_over(event: TaskEvent) -> None:
             # Whatever thread an event comes from, connections are written to from this one only.
@@ -116,8 +152,6 @@ class Daemon:
             logger.info("Stopping")
             server.close()
             unsubscribe()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
             await self._end_sessions()
 
     def status(self) -> dict[str, Any]:
