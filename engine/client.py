@@ -52,7 +52,7 @@ from .sampling import validate
 ProgressCallback = Callable[[str, int, int], None]
 """message, done, total"""
 
-_STDERR_LINES = 20
+_STDERR_LINES = 30
 _STDERR_LINE = 500
 _STDERR_CHUNK = 64 * 1024
 _CLOSE_WAIT_S = 5.0
@@ -341,7 +341,7 @@ class EngineClient:
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The process's environment: matrix products run on the cores that it really has, and their idle threads do not spin.
 
-    OpenBLAS threads spin for 2^26 ticks by default. Beside other busy processes that made steps 5 to 10 times slower than with 2^4.
+    OpenBLAS threads spin for 2^26 ticks by default. Beside other busy processes that made steps 5 times slower than 2^4 does.
     """
     threads = str(_physical_cores())
     defaults = {"OPENBLAS_NUM_THREADS": threads, "OPENBLAS_THREAD_TIMEOUT": "4", "OMP_NUM_THREADS": threads}

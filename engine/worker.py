@@ -244,7 +244,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="quadjet.engine.worker", description="The engine process; started by its client.")
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the connected socket")
     fd = parser.parse_args().fd
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)  # the client shows the last lines of what a crash says
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the client decides when to end
     try:
