@@ -36,6 +36,8 @@ def read_file(root: Path, path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes 
             return _read_at(folder, path, max_bytes)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise TaskError(f"{path} could not be read: {error.strerror}", "make it readable") from error
 
 
 def write_file(root: Path, path: Path, data: bytes | None, expected: str) -> None:
@@ -100,10 +102,11 @@ def _read_at(folder: int, path: Path, max_bytes: int) -> bytes | None:
         descriptor = _open_at(folder, path.name, os.O_RDONLY, path)
     except FileNotFoundError:
         return None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise PolicyError(f"{path} is not a regular file", "choose a file")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise PolicyError(f"{path} is not a regular file", "choose a file")
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise TaskError(f"{path.name} has {status.st_size:,} bytes; at most {max_bytes:,} are read", "choose a smaller file")

@@ -24,7 +24,7 @@ _OPTIONS = (
     "core.autocrlf=false",
     "core.safecrlf=false",
     "core.protectNTFS=false",
-    "core.looseCompression=1",
+    "core.compression=1",
     "core.fsync=none",
     "gc.auto=0",
     "maintenance.auto=false",
@@ -67,16 +67,18 @@ class Git:
     index: Path | None = None
     excludes: Path | None = None
 
-    async def run(self, *args: str, stdin: bytes = b"", max_output: int = 1 << 28, timeout_s: float = 300) -> bytes:
+    async def run(
+        self, *args: str, stdin: bytes = b"", config: tuple[str, ...] = (), max_output: int = 1 << 28, timeout_s: float = 300
+    ) -> bytes:
         """stdout. GitError on failure, too much output or too much time. Cancelling kills git and what it started."""
         environment = _environment(GIT_DIR=str(self.git_dir))
         if self.work_tree:
             environment["GIT_WORK_TREE"] = str(self.work_tree)
         if self.index:
             environment["GIT_INDEX_FILE"] = str(self.index)
-        excludes = ("-c", f"core.excludesFile={self.excludes or os.devnull}")
+        options = (f"core.excludesFile={self.excludes or os.devnull}", *config)
         process = await asyncio.create_subprocess_exec(
-            *_command(*excludes, *args),
+            *_command(*args, options=options),
             cwd=self.work_tree or self.git_dir.parent,
             env=environment,
             stdin=asyncio.subprocess.PIPE,
@@ -131,8 +133,8 @@ def _program() -> str:
     return str(Path(path).absolute())
 
 
-def _command(*args: str) -> list[str]:
-    return [_program(), *(word for option in _OPTIONS for word in ("-c", option)), *args]
+def _command(*args: str, options: tuple[str, ...] = ()) -> list[str]:
+    return [_program(), *(word for option in (*_OPTIONS, *options) for word in ("-c", option)), *args]
 
 
 def _environment(**more: str) -> dict[str, str]:

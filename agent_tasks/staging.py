@@ -27,6 +27,7 @@ _JUNK = (
     *(".hypothesis/", ".tox/", ".nox/", ".coverage", ".coverage.*", ".DS_Store", "*.egg-info/"),
 )
 _MAX_LISTING = 1 << 26
+_MANY = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ async def stage(
     tracked = await _tracked_but_ignored(git, repository, scratch, prefix)
     listed = set(await _list(git, prefix, "--modified", "--deleted", "--others"))
     take, left_out = await asyncio.to_thread(_select, top, prefix, listed | tracked, limits)
-    await git.run("update-index", "--add", "--remove", "--replace", "-z", "--stdin", stdin=b"".join(p + b"\0" for p in take))
+    await _add(git, take)
     unwanted = set(await _list(git, prefix, "--cached", "--ignored")) - tracked
     await git.run("update-index", "--force-remove", "-z", "--stdin", stdin=b"".join(p + b"\0" for p in unwanted))
     await asyncio.to_thread(_publish_index, scratch / "index", store / "index")
@@ -146,6 +147,13 @@ def _copy_index(git_dir: Path, copy: Path, store: Path) -> None:
     shutil.copy2(git_dir / "index", copy)
     for shared in git_dir.glob("sharedindex.*"):  # the other part of a split index is looked up in the git directory
         shutil.copy2(shared, store / shared.name)
+
+
+async def _add(git: Git, paths: list[bytes]) -> None:
+    # Many files go into one pack, which git does for "big" ones: a file for each would take several times as long.
+    config = ("core.bigFileThreshold=1",) if len(paths) >= _MANY else ()
+    listing = b"".join(path + b"\0" for path in paths)
+    await git.run("update-index", "--add", "--remove", "--replace", "-z", "--stdin", stdin=listing, config=config)
 
 
 async def _list(git: Git, prefix: str, *options: str) -> list[bytes]:

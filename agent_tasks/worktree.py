@@ -7,6 +7,7 @@ Everything lives below one folder of our state directory: `<task id>/tree` (the 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from .task import ChangeKind
 
 _STORES = ".stores"
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_DELETE_TRIES = 20
 _HEAVY = (".venv", "venv", "node_modules")
 
 
@@ -140,6 +142,13 @@ def reopen(worktrees: Path, root: Path, task_id: str) -> Snapshot:
 async def remove_leftovers(worktrees: Path, keep: Collection[str]) -> list[str]:
     """Deletes what tasks other than `keep` left, for instance at a crash, and stores that no kept task uses. Returns the ids."""
     return await asyncio.to_thread(_remove_leftovers, worktrees, frozenset(keep))
+
+
+async def remove_leftovers_of(worktrees: Path, task_id: str) -> None:
+    """Deletes what an interrupted run of the task left, so that it can begin again."""
+    if not _TASK_ID.fullmatch(task_id):
+        raise TaskError(f"{task_id!r} is no task id", "use letters, digits, '-' and '_'")
+    await asyncio.to_thread(_delete, worktrees / task_id)
 
 
 async def _create(root: Path, folder: Path, worktrees: Path, overlays: Mapping[Path, bytes], limits: SnapshotLimits) -> Snapshot:
@@ -275,7 +284,22 @@ def _remove_leftovers(worktrees: Path, keep: frozenset[str]) -> list[str]:
 
 
 def _delete(folder: Path) -> None:
-    """Deletes a tree even where commands took its permissions away. Links are not followed."""
+    """Deletes a tree even where commands took its permissions away, and while a git of a killed daemon still writes into it.
+
+    Links are not followed.
+    """
+    for _ in range(_DELETE_TRIES):
+        try:
+            _delete_once(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                raise
+        else:
+            return
+    _delete_once(folder)
+
+
+def _delete_once(folder: Path) -> None:
     if folder.is_symlink() or not folder.exists():
         return
     for directory, folders, _ in os.walk(folder):
