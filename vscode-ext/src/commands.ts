@@ -17,7 +17,7 @@ import {
 } from "./protocol";
 import { type Review, taskOf } from "./review";
 import { sendArguments } from "./sendArguments";
-import { isReviewable, type TaskModel } from "./taskModel";
+import { hasOpenHunks, isDecidable, type TaskModel } from "./taskModel";
 
 export function registerCommands(daemon: Daemon, model: TaskModel, review: Review): vscode.Disposable[] {
   const onTask = (id: string, isFit: (task: Task) => boolean, run: (task: Task) => Promise<void>): vscode.Disposable =>
@@ -29,13 +29,18 @@ export function registerCommands(daemon: Daemon, model: TaskModel, review: Revie
     register("quadjet.connect", () => daemon.connect()),
     ...sendCommands(daemon, "cleanup"),
     ...sendCommands(daemon, "triage"),
-    onTask("quadjet.review", isReviewable, (task) => review.open(task.taskId, taskTitle(task))),
-    onTask("quadjet.accept", isReviewable, (task) => accept(daemon, review, task)),
-    onTask("quadjet.reject", isReviewable, (task) => reject(daemon, review, task)),
+    onTask("quadjet.show", isKnown, (task) => review.openCard(task.taskId, taskTitle(task))),
+    onTask("quadjet.review", hasOpenHunks, (task) => review.open(task.taskId, taskTitle(task))),
+    onTask("quadjet.accept", isDecidable, (task) => accept(daemon, review, task)),
+    onTask("quadjet.reject", isDecidable, (task) => reject(daemon, review, task)),
     onTask("quadjet.stop", canStop, async ({ taskId }) => {
       await daemon.request<Task>(STOP_TASK, { taskId } satisfies TaskParams);
     }),
   ];
+}
+
+function isKnown(): boolean {
+  return true;
 }
 
 function register(id: string, run: (...given: unknown[]) => Promise<void> | undefined): vscode.Disposable {

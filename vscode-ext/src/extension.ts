@@ -37,9 +37,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     }),
     connection.onTaskEvent((event) => {
       feed.receive(event);
-      if (event.type === "hunks") {
-        review.refresh(event.taskId);
-      }
+      review.refresh(event.taskId);
     }),
     vscode.workspace.onDidChangeConfiguration((change) => {
       if (change.affectsConfiguration("quadjet.path")) {

@@ -2,7 +2,7 @@
 import { basename } from "node:path";
 import { fileURLToPath } from "node:url";
 import type { Card, Evidence, Task, TaskKind, TaskState } from "./protocol";
-import { isFinal, isReviewable, wantsAttention } from "./taskModel";
+import { hasOpenHunks, isDecidable, isFinal, wantsAttention } from "./taskModel";
 
 export interface TaskLabel {
   label: string;
@@ -40,9 +40,9 @@ export function describeTask(task: Task): TaskLabel {
   return {
     label: taskTitle(task),
     description: `${stateText(task)}${task.message ? ` · ${oneLine(task.message)}` : ""}`,
-    tooltip: tooltip(task),
+    tooltip: cardText(task).trimEnd(),
     icon: ICONS[task.state],
-    contextValue: [isReviewable(task) ? "review" : "", canStop(task) ? "stop" : ""].filter(Boolean).join(" "),
+    contextValue: menuWords(task).join(" "),
   };
 }
 
@@ -54,6 +54,13 @@ export function taskTitle(task: Task): string {
 /** A proposal is ended by accept or reject, not by stop. */
 export function canStop(task: Task): boolean {
   return !isFinal(task) && task.state !== "proposed";
+}
+
+/** The result of a task as a document to read. */
+export function cardText(task: Task): string {
+  const head = [taskTitle(task), filePath(task.uri), `${stateText(task)}${task.message ? `: ${oneLine(task.message)}` : ""}`];
+  const instruction = task.instruction ? [`Instruction: ${oneLine(task.instruction)}`] : [];
+  return `${[...head, ...instruction, ...(task.card ? ["", ...cardLines(task.card)] : [])].join("\n")}\n`;
 }
 
 /** `problem`: why there is no connection. */
@@ -86,25 +93,33 @@ function stateText(task: Task): string {
   return task.state === "waiting-tool" ? "running a tool" : task.state;
 }
 
-function tooltip(task: Task): string {
-  const lines = [filePath(task.uri), stateText(task), task.message, task.instruction && `Instruction: ${task.instruction}`];
-  return [...lines, ...(task.card ? cardLines(task.card) : [])].filter(Boolean).join("\n");
+function menuWords(task: Task): string[] {
+  return [
+    ...(hasOpenHunks(task) ? ["review"] : []),
+    ...(isDecidable(task) ? ["decide"] : []),
+    ...(canStop(task) ? ["stop"] : []),
+  ];
 }
 
 function cardLines(card: Card): string[] {
   return [
-    "",
-    card.title,
-    card.summary,
+    `${card.title} (${card.verified ? "verified" : "not verified"})`,
+    ...(card.summary ? [card.summary] : []),
     ...card.evidence.map(evidenceLine),
-    ...card.notes.map((note) => `! ${note}`),
-    `${card.turns} turns, ${card.elapsedS.toFixed(1)} s`,
+    ...Object.entries(card.findings).flatMap(([name, value]) => findingLines(name, value)),
+    ...card.notes.map((note) => `Note: ${oneLine(note)}`),
+    `${card.elapsedS.toFixed(0)} s, ${card.turns === 0 ? "no model was needed" : `${card.turns} turns`}`,
   ];
 }
 
-function evidenceLine({ name, passed, detail }: Evidence): string {
-  const mark = passed === null ? "not run" : passed ? "passed" : "failed";
-  return `${name}: ${mark}${detail ? ` (${oneLine(detail)})` : ""}`;
+function evidenceLine({ name, passed, command, detail }: Evidence): string {
+  const mark = passed === null ? "not run" : passed ? "ok" : "FAILED";
+  return `[${mark}] ${name}${command ? ` (${command})` : ""}: ${oneLine(detail)}`;
+}
+
+function findingLines(name: string, value: unknown): string[] {
+  const values = Array.isArray(value) ? value : [value];
+  return values.filter((item) => item !== "" && item !== null).map((item) => `${name}: ${oneLine(String(item))}`);
 }
 
 export function filePath(uri: string): string {

@@ -1,12 +1,15 @@
-/** A proposal in the native diff editor: each file as it is now, beside the same file with the hunks that await a decision. */
+/**
+ * What a task has to show: a proposal in the native diff editor (each file as it is now, beside the same file with the hunks that
+ * await a decision), or its result card as a read-only document.
+ */
 import * as vscode from "vscode";
-import { filePath } from "./labels";
+import { cardText, filePath } from "./labels";
 import { placeHunks } from "./placeHunks";
-import { type ChangedFile, HUNKS, type Proposal } from "./protocol";
+import { type ChangedFile, HUNKS, type Proposal, TASK, type Task } from "./protocol";
 import type { Request } from "./taskFeed";
 
 export const SCHEME = "quadjet";
-type Side = "current" | "proposed";
+type Side = "current" | "proposed" | "card";
 
 export class Review implements vscode.TextDocumentContentProvider, vscode.Disposable {
   private readonly changed = new vscode.EventEmitter<vscode.Uri>();
@@ -35,7 +38,13 @@ export class Review implements vscode.TextDocumentContentProvider, vscode.Dispos
     }
   }
 
-  /** The proposal or the files under it changed: what is on screen is computed again. */
+  async openCard(taskId: string, title: string): Promise<void> {
+    const uri = virtualUri(taskId, vscode.Uri.file(`/${title}.txt`), "card");
+    this.changed.fire(uri); // the editor may have kept it from before
+    await vscode.window.showTextDocument(uri);
+  }
+
+  /** Something happened to the task: what is on screen of it is computed again. */
   refresh(taskId: string): void {
     for (const { uri } of vscode.workspace.textDocuments) {
       if (taskOf(uri) === taskId) {
@@ -57,13 +66,18 @@ export class Review implements vscode.TextDocumentContentProvider, vscode.Dispos
     if (taskId === undefined) {
       throw new Error(`${uri.toString()} names no task`);
     }
+    const side = new URLSearchParams(uri.query).get("side") as Side;
+    return side === "card" ? cardText(await this.request<Task>(TASK, { taskId })) : this.fileText(taskId, file, side);
+  }
+
+  private async fileText(taskId: string, file: vscode.Uri, side: Side): Promise<string> {
     const { hunks, files } = await this.proposal(taskId);
     const change = files.find((item) => vscode.Uri.parse(item.uri, true).toString() === file.toString());
     if (change === undefined) {
       return ""; // the task was taken up again and leaves this file alone
     }
     const current = change.kind === "create" ? "" : await textOf(file);
-    if (new URLSearchParams(uri.query).get("side") === ("current" satisfies Side)) {
+    if (side === "current") {
       return current;
     }
     if (change.kind === "delete") {

@@ -13,9 +13,13 @@ export function isFinal(task: Task): boolean {
 }
 
 /** True if hunks wait for a decision. */
-export function isReviewable(task: Task): boolean {
-  const open = (task.hunkCounts.pending ?? 0) + (task.hunkCounts.conflict ?? 0);
-  return (task.state === "proposed" || task.state === "needs-you") && open > 0;
+export function hasOpenHunks(task: Task): boolean {
+  return wantsAttention(task) && (task.hunkCounts.pending ?? 0) + (task.hunkCounts.conflict ?? 0) > 0;
+}
+
+/** True if the task can be accepted or rejected. A result without a change, such as a cause found, is taken note of that way. */
+export function isDecidable(task: Task): boolean {
+  return task.state === "proposed" || hasOpenHunks(task);
 }
 
 /** True if the task goes no further without the person. */

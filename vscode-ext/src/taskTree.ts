@@ -2,7 +2,7 @@
 import * as vscode from "vscode";
 import { describeTask } from "./labels";
 import type { Task } from "./protocol";
-import { isReviewable, type TaskModel, wantsAttention } from "./taskModel";
+import { hasOpenHunks, type TaskModel, wantsAttention } from "./taskModel";
 
 export class TaskTree implements vscode.TreeDataProvider<Task>, vscode.Disposable {
   private readonly changed = new vscode.EventEmitter<void>();
@@ -31,9 +31,7 @@ export class TaskTree implements vscode.TreeDataProvider<Task>, vscode.Disposabl
     item.tooltip = tooltip;
     item.iconPath = new vscode.ThemeIcon(icon);
     item.contextValue = contextValue;
-    item.command = isReviewable(task)
-      ? { command: "quadjet.review", title: "Review", arguments: [task] }
-      : { command: "vscode.open", title: "Open", arguments: [vscode.Uri.parse(task.uri, true)] };
+    item.command = { command: hasOpenHunks(task) ? "quadjet.review" : "quadjet.show", title: "Show", arguments: [task] };
     return item;
   }
 

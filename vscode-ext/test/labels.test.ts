@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { canStop, describeStatus, describeTask, taskTitle } from "../src/labels";
+import { canStop, cardText, describeStatus, describeTask, taskTitle } from "../src/labels";
 import { makeCard, makeTask } from "./samples";
 
 test("a title names what is done, the file and the lines", () => {
@@ -15,31 +15,40 @@ test("a running task can be stopped and not reviewed", () => {
 
 test("a proposal says whether it was verified", () => {
   const task = makeTask({ state: "proposed", hunkCounts: { pending: 1 }, card: makeCard({ verified: false }) });
-  assert.deepEqual([describeTask(task).description, describeTask(task).contextValue], ["to review, not verified", "review"]);
+  assert.deepEqual(
+    [describeTask(task).description, describeTask(task).contextValue],
+    ["to review, not verified", "review decide"],
+  );
   assert.equal(canStop(task), false);
 });
 
 test("a parked task says why, and can be reviewed and stopped when hunks conflict", () => {
   const label = describeTask(makeTask({ state: "needs-you", reason: "conflict", hunkCounts: { conflict: 1 } }));
-  assert.deepEqual([label.description, label.contextValue], ["needs you (conflict)", "review stop"]);
+  assert.deepEqual([label.description, label.contextValue], ["needs you (conflict)", "review decide stop"]);
 });
 
-test("the tooltip has the evidence, what could not be run included", () => {
+test("the card has the evidence, what could not be run included, and the findings that there are", () => {
   const evidence = [
-    { name: "ruff", passed: true, command: "ruff check", detail: "" },
-    { name: "tests", passed: null, command: "", detail: "no sandbox" },
+    { name: "linter clean", passed: true, command: "ruff check", detail: "0 findings" },
+    { name: "tests unchanged", passed: null, command: "", detail: "no sandbox" },
   ];
-  const { tooltip } = describeTask(
-    makeTask({ state: "proposed", card: makeCard({ evidence, notes: ["not verified: no sandbox"] }) }),
-  );
-  assert.deepEqual(tooltip.split("\n"), [
+  const findings = { cause: "", fixed: ["F401", "E711"], line: 7 };
+  const card = makeCard({ verified: false, evidence, findings, notes: ["not verified: no sandbox"] });
+  assert.deepEqual(cardText(makeTask({ state: "proposed", message: "done", instruction: "keep names", card })).split("\n"), [
+    "Clean up cart.py",
     "/shop/cart.py",
-    "to review, verified",
-    "Cleaned up cart.py",
-    "ruff: passed",
-    "tests: not run (no sandbox)",
-    "! not verified: no sandbox",
-    "2 turns, 1.5 s",
+    "to review, not verified: done",
+    "Instruction: keep names",
+    "",
+    "Cleaned up cart.py (not verified)",
+    "[ok] linter clean (ruff check): 0 findings",
+    "[not run] tests unchanged: no sandbox",
+    "fixed: F401",
+    "fixed: E711",
+    "line: 7",
+    "Note: not verified: no sandbox",
+    "2 s, 2 turns",
+    "",
   ]);
 });
 

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { isReviewable, TaskModel } from "../src/taskModel";
+import { hasOpenHunks, isDecidable, TaskModel } from "../src/taskModel";
 import { makeEvent, makeHunk, makeTask } from "./samples";
 
 function modelOf(...tasks: Parameters<typeof makeTask>[0][]): TaskModel {
@@ -80,9 +80,14 @@ test("unfinished and unknown tasks are continued, finished ones are not", () => 
   ]);
 });
 
-test("a proposal is reviewable while a hunk is undecided", () => {
-  assert.equal(isReviewable(makeTask({ state: "proposed", hunkCounts: { pending: 1 } })), true);
-  assert.equal(isReviewable(makeTask({ state: "needs-you", hunkCounts: { conflict: 1 } })), true);
-  assert.equal(isReviewable(makeTask({ state: "proposed", hunkCounts: { accepted: 1 } })), false);
-  assert.equal(isReviewable(makeTask({ state: "accepted", hunkCounts: { pending: 1 } })), false);
+test("open hunks are those undecided or in conflict of a task that waits for the person", () => {
+  assert.equal(hasOpenHunks(makeTask({ state: "proposed", hunkCounts: { pending: 1 } })), true);
+  assert.equal(hasOpenHunks(makeTask({ state: "needs-you", hunkCounts: { conflict: 1 } })), true);
+  assert.equal(hasOpenHunks(makeTask({ state: "proposed", hunkCounts: { accepted: 1 } })), false);
+  assert.equal(hasOpenHunks(makeTask({ state: "accepted", hunkCounts: { pending: 1 } })), false);
+});
+
+test("a proposal without a change can be decided on, a question cannot", () => {
+  assert.equal(isDecidable(makeTask({ state: "proposed" })), true);
+  assert.equal(isDecidable(makeTask({ state: "needs-you", reason: "question" })), false);
 });
