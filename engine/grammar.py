@@ -37,6 +37,12 @@ class Matcher:
             self._raise_error()
             raise EngineError(f"the grammar does not allow token {token} here")
 
+    def forced(self) -> list[int]:
+        """Tokens that must come next, as `Tokenizer.encode` cuts their text, or []. They need no sampling. None is consumed."""
+        tokens = self._matcher.compute_ff_tokens()
+        self._raise_error()
+        return tokens
+
     @property
     def is_done(self) -> bool:
         """The grammar is satisfied and nothing can follow: the reply ends here, without an end-of-generation token."""

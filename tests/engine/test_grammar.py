@@ -171,6 +171,16 @@ def test_a_grammar_that_allows_all_text_still_excludes_unused_tokens() -> None:
     assert at.is_done
 
 
+def test_forced_tokens_are_those_of_encode() -> None:
+    at = matcher(NATIVE, TOOLS[:1])
+    forced = at.forced()
+    assert NATIVE.decode(forced) == '<tool_call>\n{"name": "read_file", "arguments": {"path":'
+    assert forced == NATIVE.encode(NATIVE.decode(forced), parse_special=True)
+    for token in forced:
+        assert token in allowed(NATIVE, at)
+        at.consume(token)
+
+
 def test_a_forbidden_token_raises_and_leaves_no_way_on() -> None:
     at = matcher(NATIVE)
     with pytest.raises(EngineError, match="grammar"):

@@ -8,6 +8,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,15 @@ def test_a_reply_in_other_tokens_is_aligned(real: tuple[Tokenizer, ChatTemplate,
     assert rendered[: len(known)] != known
     assert aligned[: len(known)] == known
     assert shown(tokenizer, aligned) == shown(tokenizer, rendered)
+
+
+def test_threads_get_their_own_prompts(chatml: ChatTemplate) -> None:
+    def run(number: int) -> str:
+        return shown(SMALL, chatml.render([Message("user", f"number {number}<")], add_generation_prompt=False))
+
+    with ThreadPoolExecutor(4) as threads:
+        texts = list(threads.map(run, range(50)))
+    assert texts == [f"⟦<|im_start|>⟧user\nnumber {i}<⟦<|im_end|>⟧\n" for i in range(50)]
 
 
 def test_a_refusal_says_what_the_template_says(load: Callable[[str], ChatTemplate]) -> None:

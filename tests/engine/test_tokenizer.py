@@ -49,6 +49,7 @@ def smollm(model_path: ModelPath) -> Tokenizer:
 
 
 def vectors(texts: str, ids: str) -> list[tuple[str, list[int]]]:
+    """Texts and ids of llama.cpp's own vocabulary tests (MIT, licence beside them); smollm.out is what its server answered."""
     parts = (VECTORS / texts).read_bytes().decode().split("\n__ggml_vocab_test__\n")
     lines = (VECTORS / ids).read_text().splitlines()
     assert len(parts) > 40
@@ -128,6 +129,16 @@ def test_special_and_plain_parts_come_back(parts: list[str]) -> None:
     assert "".join(SMALL.split_special(text)) == text
     shown = "".join(part for part in SMALL.split_special(text) if part not in CONTROL)
     assert SMALL.decode(SMALL.encode(text, parse_special=True)) == shown
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(text=st.text())
+def test_any_text_comes_back_from_a_real_vocabulary(qwen: Tokenizer, text: str) -> None:
+    ids = qwen.encode(text)
+    stream = qwen.stream()
+    assert "".join(map(stream.push, ids)) + stream.flush() == qwen.decode(ids) == text
+    assert not set(ids) & (set(qwen.special_ids.values()) | qwen.unused_ids)
 
 
 def test_a_stream_holds_a_character_back_until_it_is_whole() -> None:
