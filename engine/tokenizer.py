@@ -19,6 +19,8 @@ from .chat import ModelError
 from .errors import ModelFileError
 
 REPLACEMENT = "\ufffd"
+MAX_SPECIAL_TOKENS = 16_384
+"""More than twice what any published vocabulary has. Every one is an alternative when text is split."""
 
 
 class TokenType(IntEnum):
@@ -291,6 +293,8 @@ def _token_types(metadata: Mapping[str, Any], texts: Sequence[str]) -> list[int]
             types[i] = TokenType.UNUSED
         elif not text and kind != TokenType.UNUSED:
             raise ModelFileError(f"token {i} of the vocabulary has no text")
+    if sum(kind in _SPECIAL_TYPES for kind in types) > MAX_SPECIAL_TOKENS:
+        raise ModelFileError(f"the vocabulary has more than {MAX_SPECIAL_TOKENS} control and user-defined tokens")
     return [int(kind) for kind in types]
 
 

@@ -284,6 +284,11 @@ def test_damaged_vocabularies_are_refused() -> None:
     assert "known types" in refused(token_type=["x"] * len(types))
 
 
+def test_a_vocabulary_of_special_tokens_is_refused() -> None:
+    with pytest.raises(ModelFileError, match="control and user-defined"):
+        Tokenizer.from_gguf(small_metadata(user_defined=[f"<{i}>" for i in range(16_384)]))
+
+
 @pytest.mark.parametrize("merge", ["zz yy", "a", "a ", " b", "", "n a m", "< |im_start|>", "\u2603 a"])
 def test_merges_of_unknown_tokens_are_refused(merge: str) -> None:
     merges = small_metadata()["tokenizer.ggml.merges"]
