@@ -29,6 +29,7 @@ _ETC = (
     *("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "mime.types", "nsswitch.conf", "fonts", "python3", "magic", "terminfo"),
 )
 _UID = 1000
+_SETTLE_S = 5
 _PASSWD = f"agent:x:{_UID}:{_UID}::{_HOME}:/bin/sh\n".encode()
 _GROUP = f"agent:x:{_UID}:\n".encode()
 _HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
@@ -163,39 +164,21 @@ class Sandbox:
             command = [*_FIRST_TO_DIE, bwrap, "--json-status-fd", str(inherited.status), *self._isolation(inherited.data)]
             command += [*_view(worktree, mounts, readable), "--remount-ro", "/"]
             command += ["--chdir", str(_shown(cwd or worktree, worktree, mounts)), "--", *self._launcher(timeout_s), *argv]
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                env={},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                pass_fds=inherited.all,
-                start_new_session=True,
-            )
+            process = await _start(command, inherited)
             output = _Output(self.limits.kept_output_bytes)
-            timed_out = await self._wait(process, output, timeout_s, on_output)
-            exit_code = inherited.exit_code()
+            reader = asyncio.create_task(self._read(process, output, on_output))
+            try:
+                timed_out = await _wait(process, timeout_s)
+            finally:
+                _kill(process)  # the sandbox dies with bubblewrap, so its output ends
+                await asyncio.shield(_settle(process, reader, inherited))
+            exit_code = inherited.report().get("exit-code")
         if exit_code is None:
             if not timed_out and output.total <= self.limits.max_output_bytes:
                 reason = output.text().strip() or f"bubblewrap ended with {process.returncode}"
                 raise SandboxUnavailable(f"the command could not be started in the sandbox: {reason}", _fix_for(reason))
             exit_code = 128 + signal.SIGKILL
         return CommandResult(exit_code, output.text(), timed_out, time.monotonic() - start)
-
-    async def _wait(
-        self, process: asyncio.subprocess.Process, output: _Output, timeout_s: float, on_output: Callable[[str], None] | None
-    ) -> bool:
-        """Whether the time ran out. On return, and when cancelled, every process of the sandbox is gone."""
-        reader = asyncio.create_task(self._read(process, output, on_output))
-        try:
-            async with asyncio.timeout(timeout_s):
-                await process.wait()
-            return False
-        except TimeoutError:
-            return True
-        finally:
-            _kill(process)  # the sandbox dies with bubblewrap, so the pipe ends
-            await asyncio.shield(asyncio.gather(process.wait(), reader))
 
     async def _read(self, process: asyncio.subprocess.Process, output: _Output, on_output: Callable[[str], None] | None) -> None:
         assert process.stdout
@@ -265,30 +248,25 @@ class _Inherited:
     """Descriptors that bubblewrap inherits: where it reports, and files made up for the sandbox."""
 
     status: int
-    status_reader: int
     data: tuple[tuple[int, str], ...]
 
     @property
     def all(self) -> tuple[int, ...]:
         return (self.status, *(descriptor for descriptor, _ in self.data))
 
-    def exit_code(self) -> int | None:
-        """The command's, once bubblewrap has ended. None: it did not start, or was killed."""
-        report = b""
-        os.set_blocking(self.status_reader, False)
-        with contextlib.suppress(BlockingIOError):  # our own copy of the other end is still open
-            while chunk := os.read(self.status_reader, 4096):
-                report += chunk
-        codes = [json.loads(line).get("exit-code") for line in report.splitlines() if line.startswith(b"{")]
-        return next((int(code) for code in codes if code is not None), None)
+    def report(self) -> dict[str, int]:
+        """What bubblewrap said: "child-pid", the first process inside, and "exit-code" if the command ended by itself."""
+        text = b""
+        while chunk := os.pread(self.status, 4096, len(text)):
+            text += chunk
+        return {key: value for line in text.splitlines() for key, value in json.loads(line).items() if isinstance(value, int)}
 
 
 @contextlib.contextmanager
 def _descriptors() -> Iterator[_Inherited]:
     with contextlib.ExitStack() as stack:
-        reader, writer = os.pipe()
-        stack.callback(os.close, reader)
-        stack.callback(os.close, writer)
+        status = os.memfd_create("status")
+        stack.callback(os.close, status)
         data: list[tuple[int, str]] = []
         for content, target in ((_PASSWD, "/etc/passwd"), (_GROUP, "/etc/group"), (_HOSTS, "/etc/hosts")):
             descriptor = os.memfd_create("quadjet")
@@ -296,7 +274,7 @@ def _descriptors() -> Iterator[_Inherited]:
             os.write(descriptor, content)
             os.lseek(descriptor, 0, os.SEEK_SET)
             data.append((descriptor, target))
-        yield _Inherited(writer, reader, tuple(data))
+        yield _Inherited(status, tuple(data))
 
 
 def _view(worktree: Path, mounts: Mounts, readable: Sequence[Path]) -> list[str]:
@@ -341,6 +319,58 @@ def _shown(folder: Path, worktree: Path, mounts: Mounts) -> Path:
     if mounts.shown_at and folder.is_relative_to(worktree):
         return mounts.shown_at / folder.relative_to(worktree)
     return folder
+
+
+async def _start(command: list[str], inherited: _Inherited) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            env={},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            pass_fds=inherited.all,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SandboxUnavailable(f"the sandbox could not be started: {error}", "apt-get install util-linux bubblewrap") from error
+
+
+async def _wait(process: asyncio.subprocess.Process, timeout_s: float) -> bool:
+    """Whether the time ran out before the end."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await process.wait()
+    except TimeoutError:
+        return True
+    return False
+
+
+async def _settle(process: asyncio.subprocess.Process, reader: asyncio.Task[None], inherited: _Inherited) -> None:
+    """Returns when every process of the sandbox is gone: the first one inside ends after the others, but after bubblewrap too."""
+    await process.wait()
+    first = inherited.report().get("child-pid")
+    if first is not None:
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(first)
+            try:
+                await _readable(descriptor)
+            finally:
+                os.close(descriptor)
+    await reader
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        async with asyncio.timeout(_SETTLE_S):
+            await ready.wait()
+    except TimeoutError:
+        return  # the number has gone to another process meanwhile
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

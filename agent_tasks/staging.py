@@ -119,8 +119,7 @@ def _prepare(store: Path, scratch: Path, repository: UserRepository | None, top:
     rules = [*_JUNK]
     if private.is_relative_to(top):
         rules.append(f"/{private.relative_to(top).as_posix()}/")
-    own = repository.common_dir / "info" / "exclude" if repository else None
-    text = own.read_bytes() if own and own.is_file() else b""
+    text = _read_plain(repository.common_dir / "info" / "exclude") if repository else b""
     temporary = store / "info" / f"exclude-{secrets.token_hex(4)}"
     temporary.write_bytes("\n".join(rules).encode() + b"\n" + text)
     temporary.replace(store / "info" / "exclude")
@@ -243,6 +242,11 @@ def _publish_index(index: Path, kept: Path) -> None:
     temporary = kept.with_name(f"index-{secrets.token_hex(4)}")
     shutil.copy2(index, temporary)
     temporary.replace(kept)
+
+
+def _read_plain(path: Path) -> bytes:
+    """A file of the user's git directory; empty for a link, which could lead to something that commands must not see."""
+    return path.read_bytes() if path.is_file() and not path.is_symlink() else b""
 
 
 def _redirected(marker: Path, start: str) -> Path | None:

@@ -60,9 +60,8 @@ class Snapshot:
     @property
     def mounts(self) -> Mounts:
         """What commands see: the worktree also at the user's own path, its git data and heavy ignored folders read-only."""
-        heavy = [
-            (self.root / name, name) for name in _HEAVY if (self.root / name).is_dir() and not (self.path / name).is_symlink()
-        ]
+        present = [name for name in _HEAVY if (self.root / name).is_dir() and _is_absent(self.path / name)]
+        heavy = [(self.root / name, name) for name in present]
         guarded = [(entry, entry.name) for entry in self.path.iterdir() if protected_reason(PurePosixPath(entry.name))]
         fixed = [(source, name) for source, name in guarded if not source.is_symlink()]
         readable = [self.git_dir.parent.parent, *python_folders(path for path, name in heavy if name != "node_modules")]
@@ -90,6 +89,11 @@ class Snapshot:
         """Deletes the worktree and all that belongs to it alone. Nothing happens if it is gone."""
         await asyncio.to_thread(_delete, self.path.parent)
         await asyncio.to_thread(_delete, self.git_dir)
+
+
+def _is_absent(path: Path) -> bool:
+    """Not in the snapshot: at most the empty folder that a mount left."""
+    return not path.is_symlink() and (not path.exists() or (path.is_dir() and not any(path.iterdir())))
 
 
 class _Entry(NamedTuple):
@@ -272,15 +276,24 @@ def _remove_leftovers(worktrees: Path, keep: frozenset[str]) -> list[str]:
     for folder in sorted(worktrees.iterdir()):
         if folder.name == _STORES:
             continue
-        if folder.name in keep and (folder / "snapshot.json").is_file():
-            used.add(worktrees / _STORES / Path(json.loads((folder / "snapshot.json").read_text())["git_dir"]).parts[0])
+        store = _store_of(folder) if folder.name in keep else None
+        if store:
+            used.add(worktrees / _STORES / store)
         else:
             _delete(folder)
             removed.append(folder.name)
-    for store in (worktrees / _STORES).glob("*"):
-        if store not in used:
-            _delete(store)
+    for path in (worktrees / _STORES).glob("*"):
+        if path not in used:
+            _delete(path)
     return removed
+
+
+def _store_of(folder: Path) -> str | None:
+    """The name of the store of a whole worktree; None for a broken one."""
+    try:
+        return Path(json.loads((folder / "snapshot.json").read_text())["git_dir"]).parts[0]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
 
 
 def _delete(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """A snapshot holds what the user sees, and the user's folder stays byte for byte as it was, also when we are killed."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -189,7 +190,8 @@ async def test_nothing_of_the_repository_s_configuration_runs(root: Path, tmp_pa
     second = await create_snapshot(root, "t2", tmp_path / "state", {})
     assert contents(second.path)["unstaged.py"] == b"$Id$\n"
     assert contents(second.path)["committed.py"] == b"a\r\nb\r\n"
-    git(root, "status")
+    with contextlib.suppress(subprocess.CalledProcessError):
+        git(root, "add", "-A")
     assert trap.exists(), "the user's own git should have run the traps"
 
 
@@ -297,6 +299,15 @@ async def test_a_linked_worktree_of_the_user_works(root: Path, tmp_path: Path) -
     write(tmp_path / "linked", {"forced.log": b"changed\n"})
     snapshot = await create_snapshot(tmp_path / "linked", "t1", tmp_path / "state", {})
     assert contents(snapshot.path)["forced.log"] == b"changed\n"
+
+
+async def test_links_in_the_git_folder_are_not_followed(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hunter2\n")
+    (root / ".git" / "info" / "exclude").unlink()
+    (root / ".git" / "info" / "exclude").symlink_to(tmp_path / "secret")
+    snapshot = await create_snapshot(root, "t1", tmp_path / "state", {})
+    store = snapshot.git_dir.parent.parent
+    assert not any(b"hunter2" in path.read_bytes() for path in store.rglob("*") if path.is_file())
 
 
 async def test_split_and_sha256_indexes_are_read(tmp_path: Path) -> None:
