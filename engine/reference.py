@@ -20,7 +20,7 @@ from .gguf_file import GgufFile
 from .model import load_config
 from .products import Products
 from .program import LOGITS, Op, Program, Rope, Rows, lower
-from .reference_attention import KvLayer
+from .reference_attention import KvLayer, row_ranges
 from .reference_ops import RopeTable, rms_norm, rotate, swiglu
 from .sampling import sample
 from .weights import Progress, Weights, load_weights
@@ -113,6 +113,8 @@ class _Step:
     """Columns whose logits are wanted."""
     buffers: dict[str, Array]
     """[features, columns], but the logits [sampled rows, vocab]."""
+    angles: dict[tuple[Rope, int], tuple[Array, Array]]
+    """Cosines and sines of the positions, by rope and head_dim."""
 
 
 class Executor:
@@ -157,7 +159,7 @@ class Executor:
             positions[span.columns] = np.arange(span.rows.start, span.rows.start + len(span.rows.tokens))
         sampled = [np.arange(span.columns.stop - span.rows.num_sampled, span.columns.stop) for span in spans]
         tokens = np.concatenate([sequence.tokens for sequence in plan.sequences])
-        step = _Step(tokens, positions, tuple(spans), np.concatenate(sampled), {})
+        step = _Step(tokens, positions, tuple(spans), np.concatenate(sampled), {}, {})
         self._allocate(step)
         return step
 
@@ -201,9 +203,10 @@ class Executor:
         if key not in self._ropes:
             factors = self._weights.matrices[(op.rope.factors,)] if op.rope.factors is not None else None
             self._ropes[key] = RopeTable(op.rope.theta, shape.head_dim, factors)
-        cosines, sines = self._ropes[key].at(step.positions)
+        if key not in step.angles:
+            step.angles[key] = self._ropes[key].at(step.positions)
         heads = step.buffers[op.output][: shape.q_width + shape.kv_width].reshape(-1, shape.head_dim, len(step.positions))
-        rotate(heads, cosines, sines, op.rope.style)
+        rotate(heads, *step.angles[key], op.rope.style)
 
     def _kv_append(self, step: _Step, op: Op) -> None:
         shape = self.program.kv_layers[op.layer]
@@ -218,11 +221,14 @@ class Executor:
         out = step.buffers[op.output]
         out[:, len(step.tokens) :] = 0
         heads = out.reshape(shape.heads, shape.head_dim, -1)
+        layer, products = self._layers[op.layer], self._page_products
+
         for span in step.spans:
-            rows = span.rows
-            heads[:, :, span.columns] = self._layers[op.layer].attend(
-                q[:, :, span.columns], rows.start, rows.page_ids, self._page_products
-            )
+            for rows in row_ranges(shape, len(span.rows.tokens)):
+                columns = slice(span.columns.start + rows.start, span.columns.start + rows.stop)
+                first, last = span.rows.start + rows.start, span.rows.start + rows.stop - 1
+                page_ids = span.rows.page_ids[: last // PAGE_TOKENS + 1]
+                heads[:, :, columns] = layer.attend(q[:, :, columns], first, page_ids, products)
 
     def _swiglu(self, step: _Step, op: Op) -> None:
         swiglu(step.buffers[op.inputs[0]], step.buffers[op.output])

@@ -17,7 +17,17 @@ from .products import Products
 from .program import AttentionShape
 
 QUERY_COLUMNS = 64
-"""Query columns attended at a time: bounds the scores to [pages, kv_heads, PAGE_TOKENS, QUERY_COLUMNS]."""
+"""Query columns to attend at a time: bounds the scores to [pages, kv_heads, PAGE_TOKENS, QUERY_COLUMNS]."""
+
+
+def row_ranges(shape: AttentionShape, count: int) -> Iterator[slice]:
+    """Ranges of `count` rows whose queries fill QUERY_COLUMNS, to be attended one after another.
+
+    Not by threads: those of the BLAS spin on their cores between calls, and two attending beside them took longer than one.
+    """
+    step = max(1, QUERY_COLUMNS // (shape.heads // shape.kv_heads))
+    for begin in range(0, count, step):
+        yield slice(begin, min(begin + step, count))
 
 
 class KvLayer:
@@ -45,37 +55,29 @@ class KvLayer:
 
     def attend(self, q: NDArray[np.float32], start: int, page_ids: NDArray[np.int32], products: Products) -> NDArray[np.float32]:
         """[heads, head_dim, n] for q of the same shape, rows at positions start .. start + n - 1."""
-        shape = self._shape
-        group, count = shape.heads // shape.kv_heads, q.shape[-1]
-        queries = np.zeros((shape.kv_heads, shape.head_dim, products.padded(group * count)), np.float32)
-        packed = queries[:, :, : group * count].reshape(shape.kv_heads, shape.head_dim, group, count)
+        shape, count = self._shape, q.shape[-1]
+        group = shape.heads // shape.kv_heads
         scale = np.float32(1 / np.sqrt(shape.head_dim))
-        np.multiply(q.reshape(shape.kv_heads, group, shape.head_dim, count).transpose(0, 2, 1, 3), scale, out=packed)
-        positions = np.zeros(queries.shape[-1], np.int64)
+        by_kv_head = q.reshape(shape.kv_heads, group, shape.head_dim, count).transpose(0, 2, 1, 3) * scale
+        queries = np.zeros((shape.kv_heads, shape.head_dim, products.padded(group * count)), np.float32)
+        queries[:, :, : group * count] = by_kv_head.reshape(shape.kv_heads, shape.head_dim, -1)
+        positions = np.full(queries.shape[-1], start)
         positions[: group * count] = np.tile(np.arange(start, start + count), group)
-        attended = np.empty_like(queries)
-        for left in range(0, queries.shape[-1], QUERY_COLUMNS):
-            columns = slice(left, left + QUERY_COLUMNS)
-            attended[:, :, columns] = self._attend_columns(queries[:, :, columns], positions[columns], start, page_ids, products)
+        attended = self._attend_columns(queries, positions, page_ids, products)
         result = attended[:, :, : group * count].reshape(shape.kv_heads, shape.head_dim, group, count)
         return result.transpose(0, 2, 1, 3).reshape(shape.heads, shape.head_dim, count)
 
     def _attend_columns(
-        self,
-        queries: NDArray[np.float32],
-        positions: NDArray[np.int64],
-        start: int,
-        page_ids: NDArray[np.int32],
-        products: Products,
+        self, queries: NDArray[np.float32], positions: NDArray[np.int_], page_ids: NDArray[np.int32], products: Products
     ) -> NDArray[np.float32]:
         """[kv_heads, head_dim, columns] for queries of that shape, of which column c sees positions up to positions[c]."""
         kv_heads, head_dim, columns = queries.shape
-        scores = np.empty((len(page_ids), kv_heads, PAGE_TOKENS, columns), np.float32)
         runs = list(_runs(page_ids))
+        scores = np.empty((len(page_ids), kv_heads, PAGE_TOKENS, columns), np.float32)
         for pages, ids in runs:
             for call in products.calls(columns):
                 np.matmul(self._keys[ids], queries[:, :, call], out=scores[pages, :, :, call])
-        first = start // PAGE_TOKENS  # every row sees all of the pages before
+        first = int(positions[0]) // PAGE_TOKENS  # the lowest: every row sees all of the pages before
         keys_at = np.arange(first * PAGE_TOKENS, len(page_ids) * PAGE_TOKENS).reshape(-1, 1, PAGE_TOKENS, 1)
         np.copyto(scores[first:], -np.inf, where=keys_at > positions)
         scores -= scores.max(axis=(0, 2))[:, np.newaxis]
