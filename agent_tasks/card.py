@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .task import Card, Evidence, Task
+from .task import Card, Evidence
 from .text import neutralise
 
 _MARKS = {True: "ok", False: "FAILED", None: "not run"}
 
 
-def card_text(task: Task) -> str:
+def card_text(card: Card) -> str:
     """Several lines ending with a newline. Everything that came from files, tools or the model is made safe to show."""
-    lines = [f"{task.spec.kind} {task.spec.path} ({task.id}): {task.state}" + (f", {task.reason}" if task.reason else "")]
-    if task.card is None:
-        lines.append(f"  {task.message}")
-    else:
-        lines += _card_lines(task.card)
-    return "".join(f"{neutralise(line).rstrip()}\n" for line in lines)
+    return "".join(f"{neutralise(line).rstrip()}\n" for line in _lines(card))
 
 
-def _card_lines(card: Card) -> Iterator[str]:
-    yield f"  {card.title} ({'verified' if card.verified else 'not verified'})"
+def _lines(card: Card) -> Iterator[str]:
+    yield f"{card.title} ({'verified' if card.verified else 'not verified'})"
     if card.summary:
         yield f"  {_one_line(card.summary)}"
     for item in card.evidence:

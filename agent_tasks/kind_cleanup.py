@@ -10,7 +10,7 @@ import asyncio
 import base64
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from ..engine.chat import Message
@@ -37,7 +37,7 @@ class Cleanup:
     async def prepare(self, bench: Workbench) -> Plan:
         paths, notes = await asyncio.to_thread(_python_files, bench)
         if not paths:
-            return Plan({"unsupported": f"{bench.target}: only Python files can be cleaned up so far"})
+            return Plan({"unsupported": f"{bench.target}: only Python files in UTF-8 can be cleaned up so far", "notes": notes})
         linter = find_linter(bench.spec.root, bench.tree) if not bench.no_commands else None
         if linter is None:
             notes.append("not verified: no sandbox" if bench.no_commands else "not linted: ruff is not installed")
@@ -89,7 +89,7 @@ class Cleanup:
 
     async def verify(self, bench: Workbench, facts: dict[str, Any], ending: Ending) -> Verdict:
         if "unsupported" in facts:
-            return Verdict(Card(title="not supported", verified=False, summary=facts["unsupported"]))
+            return Verdict(Card("not supported", verified=False, summary=facts["unsupported"], notes=tuple(facts["notes"])))
         base, fixed = _bytes(facts["base"]), _bytes(facts["fixed"])
         linter = find_linter(bench.spec.root, bench.tree) if not bench.no_commands else None
         for path in facts["formatted"]:
@@ -315,12 +315,23 @@ def _new_findings(before: list[Finding], after: list[Finding]) -> list[Finding]:
 
 def _python_files(bench: Workbench) -> tuple[list[str], list[str]]:
     """The files asked for, and notes on what was left out."""
-    if (bench.tree / bench.target).is_dir():
-        paths = [path for path in bench.files(bench.target) if PurePosixPath(path).suffix in (".py", ".pyi")]
-        notes = [f"{len(paths) - MAX_FILES} more files were left out: name a smaller folder"] if len(paths) > MAX_FILES else []
-        return paths[:MAX_FILES], notes
-    decode(bench.read(bench.target), bench.target)  # refuses what is missing, binary or too large before anything is run
-    return ([bench.target] if PurePosixPath(bench.target).suffix in (".py", ".pyi") else []), []
+    is_folder = (bench.tree / bench.target).is_dir()
+    if not is_folder:
+        decode(bench.read(bench.target), bench.target)  # refuses what is missing, binary or too large before anything is run
+    paths = [path for path in (bench.files(bench.target) if is_folder else [bench.target]) if path.endswith((".py", ".pyi"))]
+    readable = [path for path in paths if _is_utf8(bench.read(path))]
+    notes = [f"left out, since the linter reads UTF-8 only: {path}" for path in paths if path not in readable]
+    if len(readable) > MAX_FILES:
+        notes.append(f"{len(readable) - MAX_FILES} more files were left out: name a smaller folder")
+    return readable[:MAX_FILES], notes
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _scope(bench: Workbench, facts: dict[str, Any], data: bytes | None = None) -> LineRange | None:

@@ -42,4 +42,4 @@ def finding_question(finding: Finding, lines: Sequence[str]) -> str:
 
 
 def instruction(text: str) -> str:
-    return f"\nThe user adds: {neutralise(text)[:800]}" if text else ""
+    return f"\nThe user adds: {neutralise(text)}" if text else ""

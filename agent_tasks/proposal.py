@@ -12,7 +12,7 @@ from .errors import TaskError, UnknownHunkError
 from .files import content_hash, read_file, write_file
 from .merge import three_way
 from .task import FileChange, HunkState, Proposal, Task
-from .text import TextFile, decode
+from .text import TextFile, decode, line_opcodes, split_lines
 from .workspace import OpenDocument, Workspace
 
 _OPEN = (HunkState.PENDING, HunkState.CONFLICT)
@@ -109,24 +109,21 @@ def _merged(base: bytes, ours: bytes, theirs: bytes) -> bytes:
         return theirs
     result = three_way(base, ours, theirs)
     if result.conflicts:
-        lines = ", ".join(str(line) for line in _conflict_lines(result.data))
+        lines = ", ".join(str(line) for line in _conflict_lines(base, ours, theirs))
         raise _ConflictError(f"you and the task changed the same place, at line {lines} of your text")
     return result.data
 
 
-def _conflict_lines(merged: bytes) -> list[int]:
-    """Where the conflicts begin, as line numbers of our own side: its part comes first between the markers."""
-    found, number, ours = [], 1, True
-    for line in merged.splitlines():
-        if line.startswith(b"<<<<<<< "):
-            found.append(number)
-        elif line.startswith((b"||||||| ", b"=======")):
-            ours = False
-        elif line.startswith(b">>>>>>> "):
-            ours = True
-        elif ours:
-            number += 1
-    return found
+def _conflict_lines(base: bytes, ours: bytes, theirs: bytes) -> list[int]:
+    """Where both sides changed the same or touching lines of `base`, as line numbers of `ours`."""
+    old, mine, other = (split_lines(decode(data).text) for data in (base, ours, theirs))
+    regions = line_opcodes(old, other)
+    touched = [
+        (mine_start + 1)
+        for start, end, mine_start, _ in line_opcodes(old, mine)
+        if any(start <= other_end and other_start <= end for other_start, other_end, _, _ in regions)
+    ]
+    return touched or [1]
 
 
 def _apply_on_disk(change: FileChange, base: bytes | None, theirs: bytes | None, root: Path) -> None:
