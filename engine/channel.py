@@ -113,7 +113,7 @@ class Token:
     id: int
     token: int
     logits: NDArray[np.float32] | None = None
-    """[1, vocab] that the token was chosen from, where they were asked for."""
+    """[1, vocab] that the token was chosen from, where they were asked for; None for one that the grammar forced."""
 
 
 @dataclass(frozen=True, slots=True)

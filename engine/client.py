@@ -105,7 +105,7 @@ class TokenEvent:
     finish: Literal["stop", "length"] | None = None
     usage: GenerationUsage | None = None
     logits: NDArray[np.float32] | None = None
-    """[vocab] that the token was chosen from, where they were asked for."""
+    """[vocab] that the token was chosen from, where they were asked for; None for one that the grammar forced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,9 +79,8 @@ class Engine:
             self._scheduler.submit(sequence)
         except EngineError as error:
             return [Failed(sequence.id, error.message, error.fix)]
-        sequence.submitted_s = self._clock()
         self._sequences[sequence.id] = sequence
-        return []
+        return self._follow_grammar(sequence)
 
     def cancel(self, sequence_id: int) -> list[Event]:
         """End a sequence before the next step. One that has ended already is no fault: its end crossed this on the way."""
@@ -97,21 +96,15 @@ class Engine:
                 planned.append((scheduled, self._rows(scheduled)))
             except QuadjetError as error:
                 events.append(self._fail(scheduled.sequence, error))
-        generated = 0
         for scheduled, tokens, logits in self._run(planned, events):
             events += self._advance(scheduled, tokens, logits)
-            generated += scheduled.num_sampled if not scheduled.sequence.wants_prompt_logits else 0
         if planned:
-            self._counters["steps"] += 1
-            self._counters["generated_tokens"] += generated
-            self._recent.append((self._clock(), generated))
+            self._count(sum(isinstance(event, Token) for event in events))
         return events
 
     def stats(self) -> dict[str, float]:
         """Counts since the start, pages, queue, and tokens generated a second over the last seconds, all sequences together."""
-        now = self._clock()
-        while self._recent and self._recent[0][0] < now - _RATE_WINDOW_S:
-            self._recent.popleft()
+        self._forget_old(self._clock())
         return {
             **self._counters,
             "tokens_per_s": sum(n for _, n in self._recent) / _RATE_WINDOW_S,
@@ -121,6 +114,17 @@ class Engine:
             "pages_used": self._cache.num_used,
             "pages_idle": self._cache.num_idle,
         }
+
+    def _count(self, generated: int) -> None:
+        self._counters["steps"] += 1
+        self._counters["generated_tokens"] += generated
+        now = self._clock()
+        self._recent.append((now, generated))
+        self._forget_old(now)
+
+    def _forget_old(self, now: float) -> None:
+        while self._recent and self._recent[0][0] < now - _RATE_WINDOW_S:
+            self._recent.popleft()
 
     def _check(self, sequence: Sequence) -> None:
         vocab = self._backend.vocab_size
@@ -201,15 +205,34 @@ class Engine:
         if token in self._vocabulary.eog_ids:
             return [self._finish(sequence, "stop")]
         sequence.tokens.append(token)
-        event = Token(sequence.id, token, logits)
-        try:
-            if sequence.matcher is not None:
+        events: list[Event] = [Token(sequence.id, token, logits)]
+        if sequence.matcher is not None:
+            try:
                 sequence.matcher.consume(token)
-                if sequence.matcher.is_done:
-                    return [event, self._finish(sequence, "stop")]
+            except QuadjetError as error:
+                return [*events, self._fail(sequence, error)]
+            return events + self._follow_grammar(sequence)
+        if sequence.num_generated == sequence.max_tokens:
+            events.append(self._finish(sequence, "length"))
+        return events
+
+    def _follow_grammar(self, sequence: Sequence) -> list[Event]:
+        """Take the tokens that the grammar leaves no choice about: they are computed along with the next row that is sampled."""
+        matcher, events = sequence.matcher, list[Event]()
+        if matcher is None:
+            return events
+        try:
+            for token in matcher.forced()[: sequence.max_tokens - sequence.num_generated]:
+                matcher.consume(token)
+                sequence.tokens.append(token)
+                events.append(Token(sequence.id, token))
         except QuadjetError as error:
-            return [event, self._fail(sequence, error)]
-        return [event, self._finish(sequence, "length")] if sequence.num_generated == sequence.max_tokens else [event]
+            return [*events, self._fail(sequence, error)]
+        if matcher.is_done:
+            events.append(self._finish(sequence, "stop"))
+        elif sequence.num_generated == sequence.max_tokens:
+            events.append(self._finish(sequence, "length"))
+        return events
 
     def _finish(self, sequence: Sequence, reason: str) -> Done:
         self._remove(sequence)

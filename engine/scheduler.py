@@ -1,8 +1,9 @@
 """Which rows the next step computes.
 
-Every decoding sequence gets its row in every step. What is left of max_rows goes to waiting prompts, so a prompt holds the others
-up for one step of max_rows rows at a time. The prompt with the fewest rows left comes first; every fourth step the one admitted
-first does, so that short prompts cannot starve a long one. Sequences are admitted in the order they came; none overtakes.
+Every decoding sequence gets its row in every step, and the rows of tokens that its grammar forced. What is left of max_rows goes
+to waiting prompts, so a prompt holds the others up for one step of max_rows rows at a time. The prompt with the fewest rows left
+comes first; every fourth step the one admitted first does, so that short prompts cannot starve a long one. Sequences are admitted
+in the order they came; none overtakes.
 """
 
 from __future__ import annotations
@@ -61,17 +62,15 @@ class Scheduler:
     def schedule(self) -> list[ScheduledRows]:
         """The rows of the next step, at most max_rows; empty when there is nothing to do."""
         self._admit()
-        decoding = [s for s in self.running if s.is_decoding]
-        rows = [ScheduledRows(s, 1, 1) for s in decoding]
-        room = self._max_rows - len(rows)
+        share = self._max_rows // self._max_sequences
+        rows = [_rows(s, share) for s in self.running if s.is_decoding]
+        room = self._max_rows - sum(scheduled.num_rows for scheduled in rows)
         for sequence in self._prompts():
             if room == 0:
                 break
             self._cache.share_more(sequence)
-            count = min(room, sequence.num_remaining)
-            is_last = count == sequence.num_remaining
-            rows.append(ScheduledRows(sequence, count, count if sequence.wants_prompt_logits else int(is_last)))
-            room -= count
+            rows.append(_rows(sequence, room))
+            room -= rows[-1].num_rows
         for scheduled in rows:
             self._cache.grow(scheduled.sequence, scheduled.sequence.num_computed + scheduled.num_rows)
         return rows
@@ -91,3 +90,10 @@ class Scheduler:
             by_length.remove(prompts[0])
             by_length.insert(0, prompts[0])
         return by_length
+
+
+def _rows(sequence: Sequence, most: int) -> ScheduledRows:
+    """The sequence's next rows, `most` at most; the last row before a token to choose is sampled."""
+    count = min(most, sequence.num_remaining)
+    is_last = count == sequence.num_remaining
+    return ScheduledRows(sequence, count, count if sequence.wants_prompt_logits else int(is_last))

@@ -27,6 +27,10 @@ class TokenMatcher(Protocol):
         """Go on by a token. EngineError if the grammar forbids it."""
         ...
 
+    def forced(self) -> list[int]:
+        """Tokens that must come next, or []. They are not consumed."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -47,7 +51,6 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = 0
     """Prompt tokens that were taken from the cache."""
-    submitted_s: float = 0.0
     started_s: float = 0.0
     first_token_s: float = 0.0
 
@@ -58,7 +61,8 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        return len(self.tokens) > self.num_prompt
+        """The prompt is computed."""
+        return self.num_computed >= self.num_prompt
 
     @property
     def num_generated(self) -> int:
@@ -66,7 +70,7 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Rows still to compute before the next token can be sampled."""
+        """Rows still to compute before the next token can be sampled: one when decoding, more after forced tokens."""
         return len(self.tokens) - self.num_computed
 
     @property

@@ -20,10 +20,11 @@ PADDING = POISON  # never generated, or the executor would fail
 
 
 class FixedMatcher:
-    """A grammar of one sentence. It is told every token it must allow."""
+    """A grammar of one sentence. `num_forced` of its tokens at a time are announced beforehand."""
 
-    def __init__(self, sentence: Items[int]) -> None:
+    def __init__(self, sentence: Items[int], num_forced: int = 0) -> None:
         self.left = list(sentence)
+        self.num_forced = num_forced
 
     @property
     def is_done(self) -> bool:
@@ -31,6 +32,9 @@ class FixedMatcher:
 
     def fill_mask(self, out: NDArray[np.int32]) -> None:
         out[self.left[0] // 32] |= np.int32(1) << np.int32(self.left[0] % 32)
+
+    def forced(self) -> list[int]:
+        return self.left[: self.num_forced]
 
     def consume(self, token: int) -> None:
         if token != self.left.pop(0):
@@ -123,6 +127,27 @@ def test_a_grammar_holds_every_token_and_its_end_is_a_stop() -> None:
     assert tokens_of(events, 1) == [3, 40, 7]
     assert (done_of(events, 1).reason, done_of(events, 1).completion_tokens) == ("stop", 3)
     assert tokens_of(events, 2) == greedy(prompt(20), 12)
+
+
+@pytest.mark.parametrize(("num_forced", "num_steps"), [(0, 10), (1, 5), (4, 2), (9, 1), (10, 0)])
+def test_forced_tokens_are_computed_in_one_step_with_the_next_choice(num_forced: int, num_steps: int) -> None:
+    sentence = [3, 40, 7, 9, 12, 30, 31, 2, 5, 6]
+    engine, backend = make()
+    events = drain(engine, sequence(1, prompt(20), matcher=FixedMatcher(sentence, num_forced)))
+    assert tokens_of(events, 1) == sentence
+    assert (done_of(events, 1).reason, done_of(events, 1).completion_tokens) == ("stop", 10)
+    assert len(backend.plans) == num_steps
+
+
+def test_forced_tokens_end_at_the_limit_and_change_nothing_around_them() -> None:
+    sentence = [3, 40, 7, 9, 12, 30, 31, 2, 5, 6] * 3
+    engine, _ = make(max_rows=16)
+    held = sequence(1, prompt(20), matcher=FixedMatcher(sentence, 20), max_tokens=25)
+    events = drain(engine, held, *[sequence(i, prompt(30, seed=i)) for i in (2, 3, 4)])
+    assert tokens_of(events, 1) == sentence[:25]
+    assert done_of(events, 1).reason == "length"
+    for i in (2, 3, 4):
+        assert tokens_of(events, i) == greedy(prompt(30, seed=i), 12)
 
 
 def test_a_grammar_that_wants_a_padding_token_ends_its_sequence_only() -> None:
