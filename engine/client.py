@@ -283,7 +283,7 @@ class EngineClient:
         self._writer.write(encode(message))
 
     async def _read(self) -> None:
-        """Hand answers to whoever waits for them, until the stream ends; then say why to all."""
+        """Hand answers to whoever waits for them, until the stream ends; then say why to all that still wait."""
         reason = ""
         try:
             while (message := await receive_message(self._reader)) is not None:
@@ -350,10 +350,12 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _physical_cores() -> int:
     """Cores that this process may use, hardware threads of one core counted once: they share what a product needs."""
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
     cpus = os.sched_getaffinity(0)
     siblings = (Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in cpus)
     cores = {path.read_text() if path.is_file() else str(path) for path in siblings}
-    return max(len(cores), 1)
+    return len(cores)
 
 
 def _token_array(tokens: Sequence[int]) -> NDArray[np.int32]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from quadjet.engine.backend import TokenSampling
 from quadjet.engine.channel import Done, Failed, LogitsRows, Token
@@ -201,6 +203,33 @@ def test_cancel_frees_everything_before_the_next_step() -> None:
     assert all(len(plan.sequences) == 1 for plan in backend.plans[steps:])
     assert engine.stats()["pages_used"] == 0
     assert engine.cancel(1) == []
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("snnnc"), st.integers(1, 6)), min_size=10, max_size=60),
+    st.integers(4, 64),
+    st.integers(4, 16),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_mix_of_comings_and_goings_leaves_everyone_their_own_tokens(
+    commands: list[tuple[str, int]], max_rows: int, num_pages: int
+) -> None:
+    engine, _ = make(max_rows, num_pages)
+    events: list[Event] = []
+    for number, (verb, which) in enumerate(commands):
+        if verb == "s":
+            events += engine.submit(sequence(number, prompt(37 * which)[: num_pages * 64 - 12], key=str(which % 3)))
+        elif verb == "c":
+            events += engine.cancel(number - which)
+        else:
+            events += engine.step()
+    events += drain(engine)
+    for number, (verb, which) in enumerate(commands):
+        if verb == "s":
+            alone = greedy(prompt(37 * which)[: num_pages * 64 - 12], 12)
+            got = tokens_of(events, number)
+            assert got == (alone if done_of(events, number).reason == "length" else alone[: len(got)])
+    assert engine.stats()["pages_used"] == 0
 
 
 def test_a_long_prompt_costs_the_others_no_step() -> None:
