@@ -137,7 +137,8 @@ class EditorSession:
 
     @property
     def _encoding(self) -> str:
-        return str(getattr(self._protocol.server_capabilities.position_encoding, "value", "utf-16"))
+        encoding = self._protocol.server_capabilities.position_encoding
+        return str(getattr(encoding, "value", encoding) or "utf-16")
 
     # -- what a client may call ------------------------------------------------------------------------------------------
 

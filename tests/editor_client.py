@@ -241,9 +241,8 @@ def fresh_home() -> Iterator[Home]:
         env = {key: str(folder / value) for key, value in names.items()}
         (folder / "run").mkdir(mode=0o700)
         env["XDG_RUNTIME_DIR"] = str(folder / "run")
-        places = Places(
-            *(folder / value / "quadjet" for value in ("config", "data", "state", "cache")), folder / "run" / "quadjet"
-        )
+        config, data, state, cache = (folder / value / "quadjet" for value in ("config", "data", "state", "cache"))
+        places = Places(config, data, state, cache, folder / "run" / "quadjet")
         yield Home(folder, {**os.environ, **env}, places)
 
 

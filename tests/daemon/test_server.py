@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 from editor_client import (
+    CAPABILITIES,
     SCRIPTED_DAEMON,
     Editor,
     Home,
@@ -162,6 +163,22 @@ async def test_typing_in_the_moment_of_an_accept_loses_nothing(box: Box) -> None
     accepted = await editor.request("agent/accept", {"taskId": task_id})
     assert accepted["task"]["state"] == "accepted"
     assert editor.text(path) == '"""Doc."""\n\n\ndef one():\n    return 9\n'
+    await editor.leave()
+
+
+@pytest.mark.parametrize(("encoding", "column"), [("utf-8", 9), ("utf-16", 7), ("utf-32", 6)])
+async def test_positions_count_in_the_negotiated_encoding(box: Box, encoding: str, column: int) -> None:
+    path, text = box.repo / "one.py", '"😀" + f(1)\n'
+    path.write_text(text)
+    editor = await box.editor({**CAPABILITIES, "general": {"positionEncodings": [encoding]}})
+    uri = editor.open_document(path, text)
+    span = {"start": {"line": 0, "character": column}, "end": {"line": 0, "character": column + 1}}
+    change = {"range": span, "text": "g"}
+    editor.notify("textDocument/didChange", {"textDocument": {"uri": uri, "version": 2}, "contentChanges": [change]})
+    await editor.request("agent/subscribe")
+    task_id = await editor.send_to_agent("cleanup", path, instruction=script({"edit": ["one.py", "g(1)", "g(2)"]}))
+    await editor.state(task_id, "proposed")
+    assert (await editor.request("agent/hunks", {"taskId": task_id}))["hunks"][0]["text"] == '"😀" + g(2)\n'
     await editor.leave()
 
 
@@ -417,10 +434,42 @@ async def test_half_a_frame_holds_nobody_else_up(box: Box) -> None:
 
 async def test_exit_ends_only_its_own_connection(box: Box) -> None:
     first, second = await box.editor(), await box.editor()
+    before = len((await second.request("agent/status"))["sessions"])
     first.notify("exit", None)
     await first.ended()
-    assert (await second.request("agent/status"))["sessions"] == ["test 1"]
+    assert len((await second.request("agent/status"))["sessions"]) == before - 1
     await second.leave()
+
+
+@pytest.mark.slow
+async def test_answers_stay_quick_while_four_tasks_run_and_a_person_types(own_box: Box) -> None:
+    text = "".join(f"value_{n} = {n}  # a line of a large file\n" for n in range(20_000))
+    path = own_box.repo / "large.py"
+    path.write_text(text)
+    (own_box.repo / "long.py").write_text("x = 1\n" * 300)
+    editor = await own_box.editor()
+    uri = editor.open_document(path, text)
+    await editor.request("agent/subscribe")
+    step = {"say": "word ", "repeat": 400, "read": ["long.py", 1], "times": 190, "delay_s": 0.02}
+    tasks = [await editor.send_to_agent("cleanup", own_box.repo / "long.py", instruction=script(step)) for _ in range(4)]
+    for task_id in tasks:
+        await editor.state(task_id, "running")
+    span = {"start": {"line": 0, "character": 0}, "end": {"line": 0, "character": 0}}
+    params = {"textDocument": {"uri": uri}, "range": span, "context": {"diagnostics": []}}
+    took: list[float] = []
+    version = 1
+    while len(took) < 300:
+        version += 1
+        change = {"range": span, "text": "x"}
+        editor.notify("textDocument/didChange", {"textDocument": {"uri": uri, "version": version}, "contentChanges": [change]})
+        started = time.perf_counter()
+        await editor.request("textDocument/codeAction", params)
+        took.append(time.perf_counter() - started)
+    working = [(await editor.request("agent/task", {"taskId": task_id}))["state"] for task_id in tasks]
+    took.sort()
+    print(f"p50 {took[150] * 1e3:.1f} ms, p99 {took[297] * 1e3:.1f} ms, worst {took[-1] * 1e3:.1f} ms; tasks {working}")
+    assert took[297] < 0.05
+    await editor.leave()
 
 
 def silent_client(box: Box) -> socket.socket:
@@ -481,6 +530,21 @@ async def takes_more(box: Box, silent: socket.socket) -> bool:
         assert await is_well(box)
     _, writable, _ = select.select([], [silent], [], 0)
     return bool(writable)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to be someone else")
+async def test_other_users_are_turned_away_before_a_byte_is_read(own_box: Box) -> None:
+    for folder in (own_box.home.folder, own_box.home.folder / "run", own_box.socket.parent):
+        folder.chmod(0o711)
+    own_box.socket.chmod(0o666)
+    code = "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print(s.recv(1))"
+    stranger = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, str(own_box.socket), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    output, errors = await stranger.communicate()
+    assert output.strip() == b"b''" or b"ConnectionReset" in errors
+    assert "of user 65534" in own_box.home.places.daemon_log.read_text()
+    assert await is_well(own_box)
 
 
 async def test_the_second_daemon_names_the_first(box: Box) -> None:

@@ -3,6 +3,7 @@
 step: {"edit": [path, search, replace]} | {"read": [path, first line]} | {"finish": summary}, and with it
   "say": text, "repeat": n   to write n copies of a text before the call
   "wait": path               to answer only once that file exists
+  "delay_s": seconds         to take that long for each answer
   "times": n                 to take the step n times, reading one line further each time
 """
 
@@ -46,6 +47,7 @@ class FollowingModel:
         step = self._step(messages)
         while "wait" in step and not await asyncio.to_thread(Path(step["wait"]).exists):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)  # made by another process: there is nothing to be woken by
+        await asyncio.sleep(step.get("delay_s", 0))
         text = step.get("say", "") * step.get("repeat", 1)
         message = Message("assistant", text, (_call(step),))
         return Reply(message, FinishReason.TOOL_CALLS, Usage(self.count_tokens(messages), 0, len(text)))
@@ -57,7 +59,11 @@ class FollowingModel:
         turns = [(step, count) for step in steps for count in range(step.get("times", 1))]
         turn = sum(message.role == "assistant" for message in messages)
         step, count = turns[turn] if turn < len(turns) else ({"finish": "done"}, 0)
-        return {**step, "read": [step["read"][0], step["read"][1] + count]} if "read" in step else dict(step)
+        taken: dict[str, Any] = dict(step)
+        if "read" in taken:
+            path, first = taken["read"]
+            taken["read"] = [path, first + count]
+        return taken
 
 
 def _call(step: dict[str, Any]) -> ToolCall:
