@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -55,6 +56,8 @@ def generate(
     from ..engine.backend import TokenSampling
     from ..engine.client import GenerateRequest
 
+    if math.isnan(temperature):  # no range refuses it
+        raise click.BadParameter("nan is not a temperature", param_hint="--temperature")
     if (prompt is None) == (tokens is None):
         if tokens is not None:
             raise click.UsageError("give the prompt as text or as --tokens, not both")
