@@ -10,6 +10,8 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from ..lsp.protocol import tame_log
+
 _MAX_BYTES = 4 * 2**20
 _KEPT = 3
 
@@ -24,8 +26,7 @@ def open_log(path: Path) -> Iterator[None]:
     before = root.level
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    # At INFO pygls logs every message it sends, and with them the text of documents.
-    logging.getLogger("pygls").setLevel(logging.WARNING)
+    tame_log()
     try:
         yield
     finally:

@@ -195,8 +195,8 @@ class Daemon:
         logger.info("%s (process %d) left", session.name, pid)
 
     async def _end_sessions(self) -> None:
-        if self._shared.reviews:
-            await asyncio.wait(self._shared.reviews, timeout=STOP_TIMEOUT_S)
+        if self._shared.orders:
+            await asyncio.wait(self._shared.orders, timeout=STOP_TIMEOUT_S)
         for session in list(self._shared.sessions):
             session.close()
         if self._connections:

@@ -19,10 +19,12 @@ class TaskNotices:
         """For each task shown here, whether it worked when last heard of: what a person does to it afterwards is no news."""
         self.shows_progress = False
 
-    def own(self, task: Task) -> None:
-        """Show this task from here on."""
+    def own(self, task: Task, *, is_new: bool = False) -> None:
+        """Show this task from here on. `is_new`: it was sent just now, and how it ended is news even if it has."""
         self._working[task.id] = task.state in _WORKING
         self._show_progress(task, task.message)
+        if is_new and task.state not in _WORKING:
+            self._show_message(task, task.state, task.reason, task.message)
 
     def owns(self, task_id: str) -> bool:
         return task_id in self._working
@@ -52,14 +54,13 @@ class TaskNotices:
             return
         self._progress.end(task.id, state.value)
         if was_working:
-            self._show_message(task, state, event)
+            self._show_message(task, state, event.data.get("reason"), event.data.get("message", ""))
 
     def _show_progress(self, task: Task, message: str) -> None:
         if self.shows_progress and task.state in _WORKING:
             self._progress.show(task.id, _title(task), message)
 
-    def _show_message(self, task: Task, state: TaskState, event: TaskEvent) -> None:
-        reason, text = event.data.get("reason"), event.data.get("message", "")
+    def _show_message(self, task: Task, state: TaskState, reason: str | None, text: str) -> None:
         if state is TaskState.PROPOSED:
             kind, what = types.MessageType.Info, f"done: {task.card.title if task.card else text}"
         elif state is TaskState.NEEDS_YOU and reason != NeedsYou.RESTART:

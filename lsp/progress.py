@@ -13,6 +13,7 @@ from pygls.exceptions import JsonRpcException
 from .protocol import ConnectionProtocol
 
 REPORT_INTERVAL_S = 0.25
+CREATE_TIMEOUT_S = 20.0
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
@@ -71,8 +72,8 @@ class TaskProgress:
     async def _open(self, task_id: str, bar: _Bar) -> None:
         params = types.WorkDoneProgressCreateParams(bar.token)
         try:
-            await self._protocol.send_request_async(types.WINDOW_WORK_DONE_PROGRESS_CREATE, params)
-        except (JsonRpcException, ConnectionError):
+            await self._protocol.ask(types.WINDOW_WORK_DONE_PROGRESS_CREATE, params, CREATE_TIMEOUT_S)
+        except (JsonRpcException, ConnectionError, TimeoutError):
             return  # the client wants no bar; the task does not need one
         if self._bars.get(task_id) is not bar:
             return  # ended before the client answered

@@ -11,6 +11,7 @@ import concurrent.futures
 import functools
 import json
 import logging
+import uuid
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, cast
 
@@ -98,8 +99,21 @@ class ConnectionProtocol(LanguageServerProtocol):
         answer = {"code": error.code, "message": error.message, **({} if error.data is None else {"data": error.data})}
         self._send_data({"jsonrpc": "2.0", "id": msg_id, "error": answer})
 
+    async def ask(self, method: str, params: object, timeout_s: float) -> Json:
+        """The client's answer. JsonRpcException if it refuses, ConnectionError if it leaves, TimeoutError."""
+        if self.writer.is_closed:
+            raise ConnectionError("the editor disconnected")
+        msg_id = str(uuid.uuid4())
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.send_request_async(method, params, msg_id)
+        finally:
+            # pygls would take an answer that comes too late for one that is waited for, and fail.
+            self._request_futures.pop(msg_id, None)
+            self._result_types.pop(msg_id, None)
+
     def end(self) -> None:
-        """The connection is gone: handlers stop and whoever waits for the client's answer learns of it."""
+        """The connection is gone: handlers stop, and whoever waits for the client's answer learns of it."""
         for future in list(self._request_futures.values()):
             if isinstance(future, concurrent.futures.Future) and not future.done():
                 future.set_exception(ConnectionError("the editor disconnected"))
@@ -135,6 +149,11 @@ class ConnectionProtocol(LanguageServerProtocol):
     @lsp_method(types.EXIT)
     def lsp_exit(self, *args: object) -> None:  # type: ignore[override]
         self.on_exit()
+
+    def _handle_cancel_notification(self, msg_id: int | str) -> None:
+        # The client may take back its own requests only, not ours to it, which stand in the same table.
+        if isinstance(cast(object, self._request_futures.get(msg_id)), asyncio.Future):
+            super()._handle_cancel_notification(msg_id)
 
     def _refusal(self, data: dict[str, Any]) -> JsonRpcException | None:
         method = data.get("method")
@@ -206,6 +225,21 @@ async def serve_frames(reader: asyncio.StreamReader, protocol: ConnectionProtoco
         protocol.refuse(None, JsonRpcParseError(f"{error}; the connection is closed"))
     except ConnectionError:
         pass  # the client died: its session ends like any other
+
+
+def tame_log() -> None:
+    """Keep documents out of the log: at INFO pygls logs every message. A refused request is one line, no traceback."""
+    logging.getLogger("pygls").setLevel(logging.WARNING)
+    log = logging.getLogger("pygls.protocol.json_rpc")
+    if _without_traceback not in log.filters:
+        log.addFilter(_without_traceback)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, JsonRpcException):
+        record.msg, record.args, record.exc_info, record.levelno, record.levelname = str(error), (), None, logging.INFO, "INFO"
+    return True
 
 
 def _refuse_constant(name: str) -> float:

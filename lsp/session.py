@@ -1,9 +1,8 @@
-"""One connected client: what it may ask of the task manager, the documents it holds, and what it is told."""
+"""One connected client: what it may ask of the task manager, and what it is told."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,19 +18,14 @@ from ..agent_tasks.task import Diagnostic, Task, TaskEvent, TaskSpec
 from ..agent_tasks.workspace import Workspace
 from . import messages
 from .code_actions import code_actions
-from .documents import Documents, NotAFileError, choose_root, to_lines, uri_to_path
+from .documents import NotAFileError, choose_root, to_lines, uri_to_path
+from .editor import ConnectedEditor
 from .feed import EventFeed
 from .framing import ConnectionWriter
 from .notices import TaskNotices
 from .protocol import ConnectionProtocol, ConnectionServer, Json, serve_frames, shared_converter
-from .workspace_edit import workspace_edit
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-APPLY_EDIT_TIMEOUT_S = 20.0
-SYNC_TIMEOUT_S = 2.0
 
 
 @dataclass(slots=True)
@@ -44,12 +38,12 @@ class Shared:
     status: Callable[[], dict[str, Any]]
     stop: Callable[[], None]
     sessions: set[EditorSession] = field(default_factory=set)
-    reviews: set[asyncio.Task[Any]] = field(default_factory=set)
-    """Accepts and rejects in progress: they end by themselves, whatever becomes of the client that asked."""
+    orders: set[asyncio.Task[Any]] = field(default_factory=set)
+    """What clients asked for and is under way: it is carried out whatever becomes of the client."""
 
 
 class EditorSession:
-    """`run` until the client leaves. Implements agent_tasks.workspace.Editor."""
+    """`run` until the client leaves."""
 
     def __init__(self, shared: Shared, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._shared = shared
@@ -62,18 +56,16 @@ class EditorSession:
         self._protocol.set_writer(self._writer)
         self._protocol.on_exit = self._writer.close
         self._protocol.experimental = messages.capabilities()
-        self._documents = Documents()
-        self._changed = asyncio.Event()
+        self._editor = ConnectedEditor(self._protocol, shared.workspace)
         self._coroutines: set[asyncio.Task[None]] = set()
         self._feed = EventFeed(shared.manager.events, self._send_event, self._writer)
         self._notices = TaskNotices(self._protocol, self._spawn)
         self._capabilities = types.ClientCapabilities()
-        self._name = "editor"
         self._register()
 
     @property
     def name(self) -> str:
-        return self._name
+        return self._editor.name
 
     async def run(self) -> None:
         """Serve the client. On return its documents have left the workspace; tasks go on."""
@@ -83,7 +75,7 @@ class EditorSession:
             await serve_frames(self._reader, self._protocol)
         finally:
             self._shared.sessions.discard(self)
-            self._shared.workspace.close_all(self)
+            self._editor.leave()
             self._notices.close()
             self._protocol.end()
             for coroutine in self._coroutines:
@@ -104,55 +96,20 @@ class EditorSession:
         """True if this client shows the task's progress and messages."""
         return self._notices.owns(task_id)
 
-    async def apply_edit(self, path: Path, base_version: int, new_text: str, label: str) -> bool:
-        document = self._documents.at(path)
-        if document is None or document.version != base_version:
-            return False
-        edits = self._capabilities.workspace and self._capabilities.workspace.workspace_edit
-        versioned = bool(edits and edits.document_changes)
-        # A line diff of a large file takes a while, and editors are waiting for answers on this thread.
-        edit = await asyncio.to_thread(workspace_edit, document, new_text, self._encoding, versioned=versioned)
-        if self._documents.at(path) != document:
-            return False
-        params = types.ApplyWorkspaceEditParams(edit, label=label)
-        try:
-            async with asyncio.timeout(APPLY_EDIT_TIMEOUT_S):
-                result = await self._protocol.send_request_async(types.WORKSPACE_APPLY_EDIT, params)
-        except (JsonRpcException, ConnectionError, TimeoutError) as error:
-            logger.warning("%s did not apply an edit to %s: %s", self.name, path, error or type(error).__name__)
-            return False
-        if result.applied and document.text != new_text:
-            await self._wait_for_change(path, base_version)
-        return bool(result.applied)
-
-    async def _wait_for_change(self, path: Path, version: int) -> None:
-        """Editors report the edit as a change of theirs; the next merge must start from it."""
-        try:
-            async with asyncio.timeout(SYNC_TIMEOUT_S):
-                while (document := self._documents.at(path)) is not None and document.version == version:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            logger.warning("%s applied an edit to %s but did not report the change", self.name, path)
-
-    @property
-    def _encoding(self) -> str:
-        encoding = self._protocol.server_capabilities.position_encoding
-        return str(getattr(encoding, "value", encoding) or "utf-16")
-
     # -- what a client may call ------------------------------------------------------------------------------------------
 
     def _register(self) -> None:
         feature = self._server.feature
-        feature(types.INITIALIZE)(partial(EditorSession._on_initialize, self))
-        feature(types.INITIALIZED)(partial(EditorSession._on_initialized, self))
-        feature(types.TEXT_DOCUMENT_DID_OPEN)(partial(EditorSession._on_open, self))
-        feature(types.TEXT_DOCUMENT_DID_CHANGE)(partial(EditorSession._on_change, self))
-        feature(types.TEXT_DOCUMENT_DID_CLOSE)(partial(EditorSession._on_close, self))
-        feature(types.WINDOW_WORK_DONE_PROGRESS_CANCEL)(partial(EditorSession._on_progress_cancel, self))
+        # pygls sets attributes on handlers, which bound methods refuse and partials take.
+        feature(types.INITIALIZE)(partial(self._on_initialize))
+        feature(types.INITIALIZED)(partial(self._on_initialized))
+        feature(types.TEXT_DOCUMENT_DID_OPEN)(partial(self._editor.open))
+        feature(types.TEXT_DOCUMENT_DID_CHANGE)(partial(self._editor.change))
+        feature(types.TEXT_DOCUMENT_DID_CLOSE)(partial(self._editor.close))
+        feature(types.WINDOW_WORK_DONE_PROGRESS_CANCEL)(partial(self._on_progress_cancel))
         feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions(code_action_kinds=[
             types.CodeActionKind.QuickFix, types.CodeActionKind.RefactorRewrite, types.CodeActionKind.Source,
-        ]))(partial(EditorSession._on_code_action, self))  # fmt: skip
+        ]))(partial(self._on_code_action))  # fmt: skip
         self._server.command(messages.SEND_TO_AGENT)(self._command(self._send_to_agent))
         self._method(messages.SUBSCRIBE, messages.SubscribeParams, self._subscribe)
         self._method(messages.TASKS, messages.NoParams, self._tasks)
@@ -186,8 +143,8 @@ class EditorSession:
     async def _send_to_agent(self, params: messages.SendToAgent) -> dict[str, Any]:
         # File system calls may hang on a network mount, and nobody else may notice.
         spec = await asyncio.to_thread(to_spec, params, self._folders())
-        task = await self._shared.manager.send(spec)
-        self._notices.own(task)
+        task = await self._carried_out(self._shared.manager.send(spec))
+        self._notices.own(task, is_new=True)
         return {"taskId": task.id}
 
     async def _subscribe(self, params: messages.SubscribeParams) -> dict[str, Any]:
@@ -213,22 +170,23 @@ class EditorSession:
         return await asyncio.to_thread(messages.describe_proposal, task.proposal, task.spec.root)
 
     async def _accept(self, params: messages.AcceptParams) -> dict[str, Any]:
-        result = await self._reviewed(self._shared.manager.accept(params.task_id, params.hunk_ids))
+        result = await self._carried_out(self._shared.manager.accept(params.task_id, params.hunk_ids))
         return messages.describe_accept(result)
 
     async def _reject(self, params: messages.RejectParams) -> dict[str, Any]:
-        task = await self._reviewed(self._shared.manager.reject(params.task_id, params.hunk_ids, params.comment))
+        task = await self._carried_out(self._shared.manager.reject(params.task_id, params.hunk_ids, params.comment))
         return messages.describe_task(task)
 
-    async def _reviewed(self, review: Coroutine[Any, Any, T]) -> T:
-        # Half an accept would leave files and journal apart, so neither $/cancelRequest nor a lost connection may end it.
-        running = asyncio.create_task(review)
-        self._shared.reviews.add(running)
-        running.add_done_callback(self._shared.reviews.discard)
+    async def _carried_out(self, order: Coroutine[Any, Any, T]) -> T:
+        # Half an accept would leave files and journal apart, half a stop a task that neither runs nor has ended:
+        # neither $/cancelRequest nor a lost connection may break an order off.
+        running = asyncio.create_task(order)
+        self._shared.orders.add(running)
+        running.add_done_callback(self._shared.orders.discard)
         return await asyncio.shield(running)
 
-    async def _act(self, action: Callable[[str], Awaitable[Task]], params: messages.TaskParams) -> dict[str, Any]:
-        return messages.describe_task(await action(params.task_id))
+    async def _act(self, action: Callable[[str], Coroutine[Any, Any, Task]], params: messages.TaskParams) -> dict[str, Any]:
+        return messages.describe_task(await self._carried_out(action(params.task_id)))
 
     async def _status(self, params: messages.NoParams) -> dict[str, Any]:
         return self._shared.status()
@@ -243,8 +201,7 @@ class EditorSession:
         self._capabilities = params.capabilities
         window = params.capabilities.window
         self._notices.shows_progress = bool(window and window.work_done_progress)
-        if params.client_info is not None:
-            self._name = f"{params.client_info.name} {params.client_info.version or ''}".strip()
+        self._editor.initialize(params)
 
     def _on_initialized(self, params: types.InitializedParams) -> None:
         """Tasks of this client's folders whose editor left are shown here from now on."""
@@ -253,22 +210,6 @@ class EditorSession:
             watched = any(session.owns(task.id) for session in self._shared.sessions)
             if not task.state.is_final and not watched and task.spec.root in folders:
                 self._notices.own(task)
-
-    def _on_open(self, params: types.DidOpenTextDocumentParams) -> None:
-        document = self._documents.open(params.text_document)
-        if document is not None:
-            self._shared.workspace.open(document.path, document.text, document.version, self)
-
-    def _on_change(self, params: types.DidChangeTextDocumentParams) -> None:
-        document = self._documents.change(params, self._encoding)
-        if document is not None:
-            self._shared.workspace.change(document.path, document.text, document.version, self)
-            self._changed.set()
-
-    def _on_close(self, params: types.DidCloseTextDocumentParams) -> None:
-        document = self._documents.close(params.text_document.uri)
-        if document is not None:
-            self._shared.workspace.close(document.path, self)
 
     def _on_code_action(self, params: types.CodeActionParams) -> list[types.CodeAction] | list[types.Command]:
         return code_actions(params, self._capabilities)
@@ -279,7 +220,7 @@ class EditorSession:
             self._spawn(self._stop_task(task_id))
 
     async def _stop_task(self, task_id: str) -> None:
-        await self._shared.manager.stop(task_id)
+        await self._carried_out(self._shared.manager.stop(task_id))
 
     def _folders(self) -> list[Path]:
         folders = []

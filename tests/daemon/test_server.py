@@ -182,6 +182,19 @@ async def test_positions_count_in_the_negotiated_encoding(box: Box, encoding: st
     await editor.leave()
 
 
+async def test_the_root_is_the_workspace_folder_of_the_file_that_was_clicked(box: Box) -> None:
+    other = make_repository(box.repo.parent / "other", FILES)
+    alone = box.repo.parent / "alone.py"
+    alone.write_text("x = 1\n")
+    editor = await Editor.open(box.socket, [box.repo, other])
+    roots = []
+    for path in (box.repo / "one.py", other / "one.py", alone):
+        task_id = await editor.send_to_agent("cleanup", path)
+        roots.append((await editor.request("agent/task", {"taskId": task_id}))["rootUri"])
+    assert roots == [box.repo.as_uri(), other.as_uri(), alone.parent.as_uri()]
+    await editor.leave()
+
+
 async def test_unsaved_text_is_what_the_agent_works_on(box: Box) -> None:
     path = box.repo / "one.py"
     editor = await box.editor()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -114,6 +115,20 @@ def edit_of(edit: types.WorkspaceEdit, uri: str, encoding: str) -> str:
     (change,) = changes
     assert isinstance(change, types.TextEdit)
     return "".join(decoded(BEFORE, change, encoding))
+
+
+async def test_the_bridge_starts_the_daemon_and_a_client_ends_it() -> None:
+    with fresh_home() as home:
+        config = ClientServerConfig(server_command=[QUADJET, "lsp"], server_env=home.env)
+        client = cast(LanguageClient, await config.start())
+        await client.initialize_session(types.InitializeParams(client_capabilities("visual-studio-code")))
+        assert (await request(client, "agent/status")).model.loaded is False
+        assert home.places.socket.exists()
+        await request(client, "quadjet/stop")
+        async with asyncio.timeout(20):
+            while await asyncio.to_thread(home.places.socket.exists):
+                await asyncio.to_thread(time.sleep, 0.05)
+        await client.stop()  # type: ignore[no-untyped-call]
 
 
 async def test_untitled_documents_are_refused_and_unknown_methods_named(client: LanguageClient) -> None:
