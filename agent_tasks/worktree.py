@@ -1,6 +1,6 @@
 """Snapshot worktrees: a private copy of the user's folder, unsaved and untracked work included, for one task to work in.
 
-Everything lives below one folder of our state directory: `<task id>/tree` (the copy), `<task id>/snapshot.json`, and
+Everything lives below one folder of our state directory: `<task id>/<task id>` (the copy), `<task id>/snapshot.json`, and
 `.stores/*.git` (see staging.py). Nothing is ever written in the user's folder, not even below .git, so a crash leaves nothing.
 """
 
@@ -130,10 +130,10 @@ def reopen(worktrees: Path, root: Path, task_id: str) -> Snapshot:
     try:
         data = json.loads((folder / "snapshot.json").read_text())
         snapshot = Snapshot(
-            path=folder / "tree",
+            path=folder / task_id,
             root=Path(data["root"]),
             base_commit=data["base_commit"],
-            git_dir=folder.parent / _STORES / data["git_dir"],
+            git_dir=_git_dir(folder.parent / _STORES / data["store"], task_id),
             left_out=tuple(LeftOut(path, reason) for path, reason in data["left_out"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -153,22 +153,30 @@ async def remove_leftovers_of(worktrees: Path, task_id: str) -> None:
     if not _TASK_ID.fullmatch(task_id):
         raise TaskError(f"{task_id!r} is no task id", "use letters, digits, '-' and '_'")
     await asyncio.to_thread(_delete, worktrees / task_id)
+    for store in await asyncio.to_thread(list, (worktrees / _STORES).glob("*.git")):
+        await asyncio.to_thread(_delete, _git_dir(store, task_id))
 
 
 async def _create(root: Path, folder: Path, worktrees: Path, overlays: Mapping[Path, bytes], limits: SnapshotLimits) -> Snapshot:
-    tree, scratch = folder / "tree", folder / "scratch"
+    task_id, scratch = folder.name, folder / "scratch"
     done = False
     try:
         store = await open_store(root, worktrees / _STORES)
         staged = await stage(root, store, scratch, overlays=overlays, limits=limits, private=worktrees)
-        await Git(store).run("worktree", "add", "--quiet", "--detach", str(tree), staged.commit)
-        snapshot = await asyncio.to_thread(_record, root, tree, staged.commit, staged.left_out, worktrees)
+        # Named after the task, so that git's data of one worktree is never taken for that of another.
+        snapshot = Snapshot(folder / task_id, root, staged.commit, _git_dir(store, task_id), staged.left_out)
+        await Git(store).run("worktree", "add", "--quiet", "--detach", str(snapshot.path), staged.commit)
         await asyncio.to_thread(shutil.rmtree, scratch)
+        await asyncio.to_thread(_record, snapshot, store.name)
         done = True
         return snapshot
     finally:
         if not done:
-            await asyncio.shield(asyncio.to_thread(_delete, folder))
+            await asyncio.shield(remove_leftovers_of(worktrees, task_id))
+
+
+def _git_dir(store: Path, task_id: str) -> Path:
+    return store / "worktrees" / task_id
 
 
 def _checked_root(root: Path) -> Path:
@@ -192,19 +200,17 @@ def _make_folders(worktrees: Path, folder: Path) -> None:
     (folder / "scratch").mkdir()
 
 
-def _record(root: Path, tree: Path, commit: str, left_out: tuple[LeftOut, ...], worktrees: Path) -> Snapshot:
+def _record(snapshot: Snapshot, store: str) -> None:
     """Written last: a folder without it is a leftover."""
-    git_dir = Path(os.fsdecode((tree / ".git").read_bytes()).removeprefix("gitdir: ").rstrip("\n"))
-    data: dict[str, object] = {
-        "root": str(root),
-        "base_commit": commit,
-        "git_dir": str(git_dir.relative_to(worktrees / _STORES)),
-        "left_out": [(item.path, item.reason) for item in left_out],
+    data = {
+        "root": str(snapshot.root),
+        "base_commit": snapshot.base_commit,
+        "store": store,
+        "left_out": [(item.path, item.reason) for item in snapshot.left_out],
     }
-    temporary = tree.with_name("snapshot.json.new")
+    temporary = snapshot.path.with_name("snapshot.json.new")
     temporary.write_text(json.dumps(data))
-    temporary.replace(tree.with_name("snapshot.json"))
-    return Snapshot(tree, root, commit, git_dir, left_out)
+    temporary.replace(snapshot.path.with_name("snapshot.json"))
 
 
 async def _base_entries(git: Git, paths: Iterable[bytes]) -> dict[bytes, _Entry]:
@@ -224,6 +230,8 @@ async def _read_blobs(git: Git, blobs: list[bytes]) -> dict[bytes, bytes]:
     position = 0
     for blob in blobs:
         head_end = out.index(b"\n", position)
+        if out[position:head_end].endswith(b" missing"):
+            raise TaskError("the snapshot's own copy of a file is gone", "send the task again")
         size = int(out[position:head_end].split(b" ")[2])
         found[blob] = out[head_end + 1 : head_end + 1 + size]
         position = head_end + size + 2
@@ -255,7 +263,7 @@ def _compare(tree: Path, paths: list[bytes], entries: Mapping[bytes, _Entry], bl
 def _reason_to_refuse(tree: Path, path: Path, raw: bytes, entry: _Entry | None) -> str:
     if raw.endswith(b"/"):
         return "a repository of its own"
-    if reason := secret_reason(path) or protected_reason(path):
+    if reason := secret_reason(path) or protected_reason(path) or _name_reason(path):
         return reason
     try:
         status = os.lstat(tree / path)
@@ -266,6 +274,10 @@ def _reason_to_refuse(tree: Path, path: Path, raw: bytes, entry: _Entry | None) 
     if stat.S_ISREG(status.st_mode) and status.st_size > MAX_FILE_BYTES:
         return f"it has {status.st_size:,} bytes"
     return ""
+
+
+def _name_reason(path: Path) -> str:
+    return "its name is not valid text" if any("\ud800" <= char <= "\udfff" for char in str(path)) else ""
 
 
 def _remove_leftovers(worktrees: Path, keep: frozenset[str]) -> list[str]:
@@ -285,14 +297,17 @@ def _remove_leftovers(worktrees: Path, keep: frozenset[str]) -> list[str]:
     for path in (worktrees / _STORES).glob("*"):
         if path not in used:
             _delete(path)
+    for git_dir in (worktrees / _STORES).glob("*.git/worktrees/*"):
+        if git_dir.name not in keep:
+            _delete(git_dir)
     return removed
 
 
 def _store_of(folder: Path) -> str | None:
     """The name of the store of a whole worktree; None for a broken one."""
     try:
-        return Path(json.loads((folder / "snapshot.json").read_text())["git_dir"]).parts[0]
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return str(json.loads((folder / "snapshot.json").read_text())["store"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -211,7 +211,8 @@ async def test_changes_list_what_the_agent_did(root: Path, tmp_path: Path) -> No
 
 async def test_changes_that_agents_may_not_propose_are_named(root: Path, tmp_path: Path) -> None:
     snapshot = await create_snapshot(root, "t1", tmp_path / "state", {})
-    write(snapshot.path, {".vscode/settings.json": b"{}", ".github/workflows/x.yml": b"x", ".env": b"T=1", "sub/AGENTS.md": b"x"})
+    names = [".vscode/settings.json", ".github/workflows/x.yml", ".env", "sub/AGENTS.md", "odd\udcff.py"]
+    write(snapshot.path, dict.fromkeys(names, b"x"))
     (snapshot.path / "out").symlink_to("/etc/passwd")
     (snapshot.path / "link").unlink()
     (snapshot.path / "staged.py").unlink()
@@ -220,19 +221,7 @@ async def test_changes_that_agents_may_not_propose_are_named(root: Path, tmp_pat
     git(snapshot.path, "init", "--quiet", "nested")
     files, refused = await snapshot.changes()
     assert files == []
-    assert {item.path for item in refused} == {
-        *{
-            ".vscode/settings.json",
-            ".github/workflows/x.yml",
-            ".env",
-            "sub/AGENTS.md",
-            "out",
-            "link",
-            "staged.py",
-            "both.py",
-            "nested",
-        }
-    }
+    assert {item.path for item in refused} == {*names, "out", "link", "staged.py", "both.py", "nested"}
 
 
 async def test_a_modified_git_link_in_the_worktree_leads_nowhere(root: Path, tmp_path: Path) -> None:
@@ -378,6 +367,30 @@ async def test_leftovers_are_removed_and_kept_tasks_stay(root: Path, tmp_path: P
     assert contents(kept.path) == EXPECTED
     assert len(list((tmp_path / "state" / ".stores").iterdir())) == 1
     assert await remove_leftovers(tmp_path / "state", keep=[]) == ["kept"]
+
+
+async def test_an_interrupted_task_begins_again(root: Path, tmp_path: Path) -> None:
+    other = await create_snapshot(root, "other", tmp_path / "state", {})
+    broken = await create_snapshot(root, "t1", tmp_path / "state", {})
+    (broken.path.parent / "snapshot.json").unlink()
+    with pytest.raises(TaskError, match="gone or broken"):
+        reopen(tmp_path / "state", root, "t1")
+    await worktree.remove_leftovers_of(tmp_path / "state", "t1")
+    assert contents((await create_snapshot(root, "t1", tmp_path / "state", {})).path) == EXPECTED
+    shutil.rmtree(broken.path.parent)
+    await remove_leftovers(tmp_path / "state", keep=["other"])
+    again = await create_snapshot(root, "t1", tmp_path / "state", {})
+    assert contents(again.path) == EXPECTED
+    assert (await other.changes(), await again.changes()) == (([], []), ([], []))
+
+
+async def test_removing_twice_harms_no_other_task(root: Path, tmp_path: Path) -> None:
+    first = await create_snapshot(root, "t1", tmp_path / "state", {})
+    await first.remove()
+    second = await create_snapshot(root, "t2", tmp_path / "state", {})
+    await first.remove()
+    write(second.path, {"both.py": b"agent\n"})
+    assert len((await second.changes()).files) == 1
 
 
 async def test_removal_does_not_follow_links(root: Path, tmp_path: Path) -> None:
