@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 from editor_client import SCRIPTED_DAEMON, Home, fresh_home, running_daemon, to_frame
 from quadjet.daemon.bridge import NoDaemonError
