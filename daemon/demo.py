@@ -27,6 +27,7 @@ from .model_source import EngineSource
 from .models import ModelStore, ModelStoreError
 from .pull import Mirror, Report, pull
 from .server import serve
+from .shell_client import DaemonError
 from .task_client import TaskClient
 from .task_view import TaskView, show_proposal, show_task
 
@@ -146,10 +147,11 @@ async def _own_daemon(config: Config, store: ModelStore, places: Places) -> Asyn
         client = await TaskClient.connect(places, ["false"])
         try:
             yield client
-        except QuadjetError:
-            if daemon.done():  # a signal ended it: the daemon handles them while it runs
-                raise KeyboardInterrupt from None
-            raise
+        except DaemonError as error:
+            if error.code:
+                raise
+            await daemon  # if it did not fail, a signal ended it: while it runs, it handles them
+            raise KeyboardInterrupt from None
         finally:
             await client.close()
     finally:
