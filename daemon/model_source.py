@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 from ..agent_tasks.run import ProgressCallback
-from ..engine.chat import ChatModel
+from ..engine.chat import ChatModel, ModelError
 from ..engine.client import EngineSettings
+from ..engine.errors import QuadjetError
 from ..engine.local_model import LocalChatModel
 from .config import Config
 from .models import ModelStore
@@ -24,7 +25,7 @@ class EngineSource:
         self._listeners: set[ProgressCallback] = set()
 
     async def __call__(self, on_progress: ProgressCallback, /) -> ChatModel:
-        """The model. Whoever waits while it loads hears of the progress. Raises QuadjetError if it cannot be had."""
+        """The model. Whoever waits while it loads hears of the progress. Raises ModelError if it cannot be had."""
         self._listeners.add(on_progress)
         try:
             async with self._lock:
@@ -33,6 +34,8 @@ class EngineSource:
                 if self._model is None:
                     self._model = await self._load()
                 return self._model
+        except QuadjetError as error:
+            raise ModelError(error.message, error.fix) from error
         finally:
             self._listeners.discard(on_progress)
 

@@ -40,11 +40,9 @@ def test_every_folder_is_listed_as_a_package() -> None:
 
 
 def test_no_module_is_in_an_unlisted_subfolder() -> None:
-    """An editable install would find it and the wheel would not. Data below a package is another matter."""
-    nested = [
-        path for path in tracked_files() if path.startswith(FOLDERS) and path.endswith("__init__.py") and path.count("/") > 1
-    ]
-    assert nested == []
+    """An editable install would find it and the wheel would not. The sample project is data, whatever its names."""
+    modules = [path for path in tracked_files() if path.startswith(FOLDERS) and path.endswith(".py")]
+    assert [path for path in modules if path.count("/") > 1 and not path.startswith("agent_tasks/sample/")] == []
 
 
 @pytest.mark.slow
