@@ -160,6 +160,9 @@ class Worker:
             item = error
         except OSError:
             item = None  # reset by a parent that died
+        except BaseException as error:  # a panic of the grammar library is one: unread commands would wait for ever
+            logging.getLogger(__name__).exception("reading commands failed")
+            item = ChannelError(f"a command could not be prepared: {error!r}")
         self._inbox.put(item)
         # The main thread may be loading or inside a step: nobody wants the result any more.
         time.sleep(_EXIT_GRACE_S)
@@ -200,21 +203,21 @@ class Worker:
 def load_model(load: Load, report: Callable[[str, int, int], None]) -> Loaded:
     """Open the model file and build all that serves it. Raises ModelFileError or EngineError."""
     _check(load)
-    file = GgufFile.open(Path(load.model_path))
-    config = load_config(file)
-    tokenizer = Tokenizer.from_gguf(file.metadata)
-    context = load.context or min(config.context, DEFAULT_CONTEXT)
-    if context > config.context:
-        raise EngineError(
-            f"engine.context is {context}, but {file.path.name} was made for {config.context} tokens",
-            f"set engine.context to at most {config.context}",
+    with GgufFile.open(Path(load.model_path)) as file:
+        config = load_config(file)
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+        context = load.context or min(config.context, DEFAULT_CONTEXT)
+        if context > config.context:
+            raise EngineError(
+                f"engine.context is {context}, but {file.path.name} was made for {config.context} tokens",
+                f"set engine.context to at most {config.context}",
+            )
+        backend = ReferenceBackend(
+            file,
+            num_pages=load.max_sequences * pages_for(context),
+            max_rows=load.max_step_rows,
+            on_progress=lambda done, total: report("loading weights", done, total),
         )
-    backend = ReferenceBackend(
-        file,
-        num_pages=load.max_sequences * pages_for(context),
-        max_rows=load.max_step_rows,
-        on_progress=lambda done, total: report("loading weights", done, total),
-    )
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.eog_ids, tokenizer.unused_ids)
     return Loaded(backend, "reference", vocabulary, GrammarCompiler(tokenizer), context)
 
