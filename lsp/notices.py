@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from lsprotocol import types
 
 from ..agent_tasks.task import NeedsYou, Task, TaskEvent, TaskState
@@ -36,8 +39,7 @@ class TaskNotices:
     def publish(self, task: Task, event: TaskEvent) -> None:
         """An event of a task shown here."""
         if event.type == "progress":
-            done, total = event.data.get("done"), event.data.get("total")
-            self._show_progress(task, f"{event.data.get('message', '')}{f' ({done}/{total})' if total else ''}")
+            self._show_progress(task, f"{event.data.get('message', '')}{_share(event.data)}")
         elif event.type == "turn":
             self._show_progress(task, f"turn {event.data.get('number', task.turns)}")
         elif event.type == "state":
@@ -50,7 +52,9 @@ class TaskNotices:
         state = TaskState(event.data["state"])
         was_working, self._working[task.id] = self._working[task.id], state in _WORKING
         if state in _WORKING:
-            self._show_progress(task, event.data.get("message") or state.value)
+            # "running" between two turns says less than the turn that is shown.
+            if message := event.data.get("message") or ("" if was_working else state.value):
+                self._show_progress(task, message)
             return
         self._progress.end(task.id, state.value)
         if was_working:
@@ -70,6 +74,14 @@ class TaskNotices:
         else:
             return
         self._protocol.notify(types.WINDOW_SHOW_MESSAGE, types.ShowMessageParams(kind, f"{_title(task)}: {what}"))
+
+
+def _share(data: Mapping[str, Any]) -> str:
+    """How far a step is: counts that a person can read as such, else a percentage."""
+    done, total = data.get("done"), data.get("total")
+    if not total or done is None:
+        return ""
+    return f" ({done}/{total})" if total < 1000 else f" ({100 * done // total} %)"
 
 
 def _title(task: Task) -> str:

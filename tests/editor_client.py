@@ -13,13 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from quadjet.daemon.config import Places
+from quadjet.lsp.framing import ConnectionWriter
+from quadjet.lsp.protocol import ConnectionProtocol, ConnectionServer, serve_frames, shared_converter
 
 TIMEOUT_S = 60.0
 SCRIPTED_DAEMON = [sys.executable, str(Path(__file__).parent / "e2e" / "scripted_daemon.py")]
@@ -222,6 +224,39 @@ async def read_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
             length = int(value)
     message: dict[str, Any] = json.loads(await reader.readexactly(length))
     return message
+
+
+class Client:
+    """The other end of a ConnectionProtocol that stands alone."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def receive(self) -> dict[str, Any]:
+        message = await read_message(self.reader)
+        assert message is not None
+        return message
+
+    def send(self, **message: object) -> None:
+        self.writer.write(to_frame({"jsonrpc": "2.0", **message}))
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[ConnectionProtocol, Client]]:
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    client = Client(*await asyncio.open_unix_connection(sock=theirs))
+    server = ConnectionServer("test", "1", protocol_cls=ConnectionProtocol, converter_factory=shared_converter)
+    server.protocol.set_writer(ConnectionWriter(writer))
+    server.protocol.on_exit = writer.close
+    serving = asyncio.create_task(serve_frames(reader, server.protocol))
+    yield server.protocol, client
+    client.writer.close()
+    await serving
+    server.protocol.end()
+    await server.protocol.writer.finish()
+    await client.writer.wait_closed()
 
 
 @dataclass

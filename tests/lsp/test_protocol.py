@@ -3,50 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from editor_client import read_message, to_frame
+from editor_client import connected
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
-from quadjet.lsp.framing import ConnectionWriter
-from quadjet.lsp.protocol import ConnectionProtocol, ConnectionServer, serve_frames, shared_converter
+from quadjet.lsp.protocol import ConnectionProtocol
 
 PARAMS = types.ApplyWorkspaceEditParams(types.WorkspaceEdit())
-
-
-class Client:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def receive(self) -> dict[str, Any]:
-        message = await read_message(self.reader)
-        assert message is not None
-        return message
-
-    def send(self, **message: object) -> None:
-        self.writer.write(to_frame({"jsonrpc": "2.0", **message}))
-
-
-@asynccontextmanager
-async def connected() -> AsyncIterator[tuple[ConnectionProtocol, Client]]:
-    ours, theirs = socket.socketpair()
-    reader, writer = await asyncio.open_unix_connection(sock=ours)
-    client = Client(*await asyncio.open_unix_connection(sock=theirs))
-    server = ConnectionServer("test", "1", protocol_cls=ConnectionProtocol, converter_factory=shared_converter)
-    server.protocol.set_writer(ConnectionWriter(writer))
-    server.protocol.on_exit = writer.close
-    serving = asyncio.create_task(serve_frames(reader, server.protocol))
-    yield server.protocol, client
-    client.writer.close()
-    await serving
-    server.protocol.end()
-    await server.protocol.writer.finish()
-    await client.writer.wait_closed()
 
 
 def ask(protocol: ConnectionProtocol, timeout_s: float = 20.0) -> asyncio.Task[Any]:
