@@ -14,25 +14,15 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import TaskError
+from .mounts import MADE_UP, Mounts, isolation, shown, view
 from .text import neutralise
 
-_HOME = "/tmp/home"
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_SYSTEM_EXTRA = ("/opt", "/nix/store", "/gnu/store")
-_ETC = (
-    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone", "os-release", "debian_version"),
-    *("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "mime.types", "nsswitch.conf", "fonts", "python3", "magic", "terminfo"),
-)
-_UID = 1000
 _SETTLE_S = 5
-_PASSWD = f"agent:x:{_UID}:{_UID}::{_HOME}:/bin/sh\n".encode()
-_GROUP = f"agent:x:{_UID}:\n".encode()
-_HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
 _FIRST_TO_DIE = ("/usr/bin/choom", "-n", "1000", "--")
 """Under memory pressure the kernel ends the command, not the daemon or the engine."""
 
@@ -59,18 +49,6 @@ class SandboxLimits:
     max_tmp_bytes: int = 1 << 30
     kept_output_bytes: int = 64 << 10
     max_output_bytes: int = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Mounts:
-    """What a command sees beside the system and its worktree."""
-
-    shown_at: Path | None = None
-    """The worktree appears here as well and commands run here: the user's own path, which virtual environments hold."""
-    readable: tuple[Path, ...] = ()
-    """Absolute paths shown read-only where they are."""
-    inside: tuple[tuple[Path, str], ...] = ()
-    """(source, relative path): shown read-only inside the worktree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +99,7 @@ class Sandbox:
         if bwrap is None:
             return SandboxStatus(False, "bubblewrap is not installed", "apt-get install bubblewrap")
         with _descriptors() as inherited:
-            command = [*_FIRST_TO_DIE, bwrap, *self._isolation(inherited.data), "--", *self._launcher(10), "true"]
+            command = [*self._bubblewrap(bwrap, inherited), "--", *self._launcher(10), "true"]
             try:
                 done = subprocess.run(
                     command,
@@ -161,9 +139,8 @@ class Sandbox:
         start = time.monotonic()
         mounts = mounts or Mounts()
         with _descriptors() as inherited:
-            command = [*_FIRST_TO_DIE, bwrap, "--json-status-fd", str(inherited.status), *self._isolation(inherited.data)]
-            command += [*_view(worktree, mounts, readable), "--remount-ro", "/"]
-            command += ["--chdir", str(_shown(cwd or worktree, worktree, mounts)), "--", *self._launcher(timeout_s), *argv]
+            command = [*self._bubblewrap(bwrap, inherited), *view(worktree, mounts, readable), "--remount-ro", "/"]
+            command += ["--chdir", str(shown(cwd or worktree, worktree, mounts)), "--", *self._launcher(timeout_s), *argv]
             process = await _start(command, inherited)
             output = _Output(self.limits.kept_output_bytes)
             reader = asyncio.create_task(self._read(process, output, on_output))
@@ -192,25 +169,9 @@ class Sandbox:
                 for line in lines:
                     on_output(neutralise(line.decode("utf-8", "replace")) + "\n")
 
-    def _isolation(self, data: Sequence[tuple[int, str]]) -> list[str]:
-        """Everything but the worktree: namespaces, the read-only system, an empty home, a clean environment."""
-        options = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(_UID), "--gid", str(_UID)]
-        options += ["--hostname", "quadjet", "--new-session", "--die-with-parent", "--cap-drop", "ALL", "--clearenv"]
-        for folder in _SYSTEM:
-            path = Path(folder)
-            if path.is_symlink():
-                options += ["--symlink", str(path.readlink()), folder]
-            elif path.is_dir():
-                options += ["--ro-bind", folder, folder]
-        for folder in (*_SYSTEM_EXTRA, *(f"/etc/{name}" for name in _ETC)):
-            options += ["--ro-bind-try", folder, folder]
-        for descriptor, target in data:
-            options += ["--ro-bind-data", str(descriptor), target]
-        # For root the files of /proc/sys stay writable without any capability, and some of them run programs outside.
-        options += ["--proc", "/proc", "--remount-ro", "/proc"]
-        options += ["--dev", "/dev", "--size", str(self.limits.max_tmp_bytes), "--tmpfs", "/tmp"]
-        options += ["--dir", _HOME, "--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp"]
-        return options
+    def _bubblewrap(self, bwrap: str, inherited: _Inherited) -> list[str]:
+        isolated = isolation(inherited.made_up, self.limits.max_tmp_bytes)
+        return [*_FIRST_TO_DIE, bwrap, "--json-status-fd", str(inherited.status), *isolated]
 
     def _launcher(self, timeout_s: float) -> list[str]:
         """Limits are set inside, so that only processes inside count."""
@@ -226,33 +187,16 @@ class Sandbox:
         return ["/usr/bin/prlimit", *(f"--{name}={value}:{value}" for name, value in limits.items()), "--"]
 
 
-def python_folders(environments: Iterable[Path]) -> tuple[Path, ...]:
-    """Where the interpreters behind virtual environments lie, to be shown read-only. Only what looks like a Python installation:
-    the file that names it belongs to the workspace, which must not open other folders this way.
-    """
-    found: list[Path] = []
-    for environment in environments:
-        config = environment / "pyvenv.cfg"
-        if not config.is_file():
-            continue
-        pairs = (line.partition("=") for line in config.read_text("utf-8", "replace").splitlines())
-        homes = [Path(value.strip()) for key, _, value in pairs if key.strip() == "home"]
-        for prefix in (folder for home in homes for folder in (home.parent, home.resolve().parent)):
-            if any(prefix.glob("lib/python3*/os.py")) and not Path.home().is_relative_to(prefix):
-                found.append(prefix)
-    return tuple(dict.fromkeys(found))
-
-
 @dataclass(frozen=True, slots=True)
 class _Inherited:
     """Descriptors that bubblewrap inherits: where it reports, and files made up for the sandbox."""
 
     status: int
-    data: tuple[tuple[int, str], ...]
+    made_up: tuple[tuple[int, str], ...]
 
     @property
     def all(self) -> tuple[int, ...]:
-        return (self.status, *(descriptor for descriptor, _ in self.data))
+        return (self.status, *(descriptor for descriptor, _ in self.made_up))
 
     def report(self) -> dict[str, int]:
         """What bubblewrap said: "child-pid", the first process inside, and "exit-code" if the command ended by itself."""
@@ -267,58 +211,14 @@ def _descriptors() -> Iterator[_Inherited]:
     with contextlib.ExitStack() as stack:
         status = os.memfd_create("status")
         stack.callback(os.close, status)
-        data: list[tuple[int, str]] = []
-        for content, target in ((_PASSWD, "/etc/passwd"), (_GROUP, "/etc/group"), (_HOSTS, "/etc/hosts")):
+        made_up: list[tuple[int, str]] = []
+        for target, content in MADE_UP.items():
             descriptor = os.memfd_create("quadjet")
             stack.callback(os.close, descriptor)
             os.write(descriptor, content)
             os.lseek(descriptor, 0, os.SEEK_SET)
-            data.append((descriptor, target))
-        yield _Inherited(status, tuple(data))
-
-
-def _view(worktree: Path, mounts: Mounts, readable: Sequence[Path]) -> list[str]:
-    """Mounts of the workspace, outer folders before inner ones, and the environment that goes with them."""
-    places = [worktree, *([mounts.shown_at] if mounts.shown_at else [])]
-    wanted = [("--bind", worktree, place) for place in places]
-    wanted += [("--ro-bind", source, place / name) for source, name in mounts.inside for place in places]
-    wanted += [("--ro-bind", path, path) for path in (*mounts.readable, *readable) if path.exists()]
-    unique = {target: (option, source) for option, source, target in reversed(wanted)}
-    options: list[str] = []
-    for target in sorted(unique, key=lambda path: len(path.parts)):
-        option, source = unique[target]
-        options += [option, str(source), str(target)]
-    for name, value in _environment(places[-1], mounts).items():
-        options += ["--setenv", name, value]
-    return options
-
-
-def _environment(place: Path, mounts: Mounts) -> dict[str, str]:
-    names = {name for _, name in mounts.inside}
-    own = [place / name / "bin" for name in (".venv", "venv") if name in names]
-    own += [place / "node_modules" / ".bin"] if "node_modules" in names else []
-    return {
-        "PATH": ":".join([*map(str, own), "/usr/local/bin", "/usr/bin", "/bin"]),
-        "HOME": _HOME,
-        "USER": "agent",
-        "SHELL": "/bin/sh",
-        "TMPDIR": "/tmp",
-        "LANG": "C.UTF-8",
-        "TERM": "dumb",
-        "NO_COLOR": "1",
-        "PAGER": "cat",
-        "GIT_PAGER": "cat",
-        "GIT_OPTIONAL_LOCKS": "0",
-        "GIT_TERMINAL_PROMPT": "0",
-        "CI": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-
-
-def _shown(folder: Path, worktree: Path, mounts: Mounts) -> Path:
-    if mounts.shown_at and folder.is_relative_to(worktree):
-        return mounts.shown_at / folder.relative_to(worktree)
-    return folder
+            made_up.append((descriptor, target))
+        yield _Inherited(status, tuple(made_up))
 
 
 async def _start(command: list[str], inherited: _Inherited) -> asyncio.subprocess.Process:

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from quadjet.agent_tasks.sandbox import CommandResult, Sandbox, SandboxLimits, SandboxUnavailable, python_folders
+from quadjet.agent_tasks.mounts import python_folders
+from quadjet.agent_tasks.sandbox import CommandResult, Sandbox, SandboxLimits, SandboxUnavailable
 from quadjet.agent_tasks.worktree import Snapshot, create_snapshot
 
 
@@ -314,7 +315,7 @@ async def test_the_workspace_s_virtual_environment_is_there_read_only(sandbox: S
 
 def test_a_virtual_environment_cannot_name_any_folder(tmp_path: Path) -> None:
     (tmp_path / ".venv").mkdir()
-    for home in (Path.home() / ".ssh", tmp_path / "bin", Path("/root"), Path("/")):
+    for home in (Path.home() / ".ssh", tmp_path / "bin", Path("/root"), Path("/"), Path("bin")):
         (tmp_path / ".venv" / "pyvenv.cfg").write_text(f"home = {home}\n")
         assert python_folders([tmp_path / ".venv"]) == ()
 
