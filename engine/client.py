@@ -316,10 +316,10 @@ class EngineClient:
         await self._stderr_task
         how = f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
         lines = "".join(f"\n  | {line}" for line in self._stderr)
-        return EngineError(
-            f"the engine process ended {how}" + (f": {reason}" if reason else "") + lines,
-            "run `quadjet doctor`; `quadjet logs` shows what came before",
-        )
+        fix = "run `quadjet doctor`; `quadjet logs` shows what came before"
+        if code == -signal.SIGKILL:  # nobody but the system's memory killer does that unasked
+            fix = "if memory ran out, choose a smaller model or lower engine.context; `quadjet doctor` shows what is free"
+        return EngineError(f"the engine process ended {how}" + (f": {reason}" if reason else "") + lines, fix)
 
     async def _read_stderr(self) -> None:
         assert self._process.stderr is not None
