@@ -37,7 +37,9 @@ _DIFF_STYLES = (("+++", "bold"), ("---", "bold"), ("@@", "cyan"), ("+", "green")
 
 def say(text: str) -> None:
     """A line for the person, beside the result."""
-    click.echo(neutralise(text), err=True)
+    # Not click.echo: a progress bar puts itself in the place of sys.stderr, so that lines appear above it.
+    sys.stderr.write(neutralise(text) + "\n")
+    sys.stderr.flush()
 
 
 def result(text: str) -> None:

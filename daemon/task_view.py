@@ -53,9 +53,11 @@ class TaskView:
     def show(self, event: dict[str, Any]) -> None:
         """Take in one agent/taskEvent."""
         task_id, data = event["taskId"], event["data"]
+        message = _describe(event["type"], data)
         if event["type"] == "state":
             self._states[task_id] = data["state"]
-        message = _describe(event["type"], data)
+            if self._live is None:
+                message = f"{data['state']}: {message}" if message else data["state"]
         if message:
             self._messages[task_id] = neutralise(message).replace("\n", " ")[:_MAX_CHARS]
             if self._live is None:
@@ -92,7 +94,7 @@ def _share(done: int, total: int) -> str:
 def _describe(kind: str, data: dict[str, Any]) -> str:
     """One line for an event, empty for those that say nothing to a person."""
     if kind == "state":
-        return f"{data['state']}: {data['message']}" if data.get("message") else str(data["state"])
+        return str(data.get("message") or "")
     if kind == "progress":
         return f"{data['message']}{_share(data.get('done', 0), data.get('total', 0))}"
     if kind == "turn":
