@@ -205,7 +205,7 @@ def _check_limits(top: Path, sizes: Mapping[bytes, int], limits: SnapshotLimits)
     raise TaskError(
         f"{top} has {len(sizes):,} files of {total / 1e6:,.0f} MB to copy; a snapshot holds at most {limits.max_files:,} files "
         f"and {limits.max_bytes / 1e6:,.0f} MB. The largest: {largest}",
-        "name what the task does not need in .gitignore, or raise tasks.snapshot_max_files or tasks.snapshot_max_mb",
+        "name what tasks do not need in .gitignore, or open a smaller folder",
     )
 
 

@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadjet.agent_tasks.edits import Edit, EditError, apply_edit, apply_edits, apply_hunks, diff_text, make_hunks, rewrite
 from quadjet.agent_tasks.errors import TaskError
@@ -69,6 +69,7 @@ def mixed_text(draw: st.DrawFn) -> str:
     return "".join(body + ending for body, ending in lines) + draw(st.sampled_from(["", "end"]))
 
 
+@settings(deadline=None)
 @given(mixed_text(), st.text("xy\n\r", max_size=6), mixed_text())
 def test_an_edit_keeps_every_byte_around_it(before: str, replace: str, after: str) -> None:
     if before.endswith("\r") and after.startswith("\n"):
@@ -170,6 +171,7 @@ FILES = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(FILES, FILES, st.data())
 def test_any_subset_of_hunks_applies_exactly(base: bytes, proposed: bytes, data: st.DataObject) -> None:
     change = make_hunks(PATH, base, proposed, 7)
@@ -253,6 +255,7 @@ def test_a_file_that_runs_code_is_flagged() -> None:
     assert not make_hunks(PATH, b"a\n", b"b\n").flagged
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from("abcdef"), max_size=25).map(lambda lines: "".join(line + "\n" for line in lines)),
     st.lists(st.sampled_from("abcdef"), max_size=25).map(lambda lines: "".join(line + "\n" for line in lines)),

@@ -1,7 +1,7 @@
 """Decoding is lossless or refused; what is shown is harmless."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadjet.agent_tasks.text import (
     MAX_TEXT_BYTES,
@@ -36,6 +36,7 @@ def test_text_encodes_back_to_the_same_bytes(data: bytes, encoding: str) -> None
     assert (file.encoding, file.encode()) == (encoding, data)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_round_trip_or_are_refused(data: bytes) -> None:
     try:
@@ -80,6 +81,7 @@ def test_a_character_that_the_encoding_lacks_is_named() -> None:
 LINES = st.lists(st.tuples(st.text("ab\u00e9\u2028\x0c", max_size=3), st.sampled_from(["\n", "\r\n", "\r"])), max_size=8)
 
 
+@settings(deadline=None)
 @given(LINES, st.text("ab", max_size=2))
 def test_lines_joined_are_the_text(lines: list[tuple[str, str]], last: str) -> None:
     text = "".join(body + ending for body, ending in lines) + last
@@ -89,6 +91,7 @@ def test_lines_joined_are_the_text(lines: list[tuple[str, str]], last: str) -> N
     )
 
 
+@settings(deadline=None)
 @given(LINES)
 def test_offsets_map_back_to_the_raw_text(lines: list[tuple[str, str]]) -> None:
     raw = "".join(body + ending for body, ending in lines)
@@ -98,6 +101,7 @@ def test_offsets_map_back_to_the_raw_text(lines: list[tuple[str, str]]) -> None:
         assert raw[at] == text[offset] or (raw[at] == "\r" and text[offset] == "\n")
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abc"), max_size=12))
 def test_opcodes_turn_old_into_new(old: list[str], new: list[str]) -> None:
     out, position = [], 0
@@ -114,6 +118,7 @@ def test_opcodes_of_hostile_repetition_are_quick() -> None:
     assert line_opcodes(["x", *old, "y"], ["x", *new, "y"]) != []
 
 
+@settings(deadline=None)
 @given(LINES, st.text("ab\n", max_size=12), st.sampled_from(["\n", "\r\n", "\r"]))
 def test_restyled_text_reads_as_what_was_asked(lines: list[tuple[str, str]], new: str, newline: str) -> None:
     old = "".join(body + ending for body, ending in lines)
@@ -146,6 +151,7 @@ def test_foreign_text_is_made_harmless(text: str, shown: str) -> None:
     assert neutralise(text) == shown
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_nothing_invisible_remains(text: str) -> None:
     assert "\x1b" not in neutralise(text)

@@ -312,10 +312,10 @@ async def test_split_and_sha256_indexes_are_read(tmp_path: Path) -> None:
         assert set(contents(snapshot.path)) == {".gitignore", "kept.log"}
 
 
-async def test_a_folder_too_large_is_refused_with_the_keys(tmp_path: Path) -> None:
+async def test_a_folder_too_large_is_refused_with_its_largest_files(tmp_path: Path) -> None:
     write(tmp_path / "big", {f"f{n}": b"x" * 100 for n in range(20)})
     for limits in (SnapshotLimits(max_files=19), SnapshotLimits(max_bytes=1999)):
-        with pytest.raises(TaskError, match=r"20 files .* largest: f0, f1, f10.*\n.*tasks.snapshot_max_files"):
+        with pytest.raises(TaskError, match=r"20 files .* largest: f0, f1, f10.*\n.*name what tasks do not need in .gitignore"):
             await create_snapshot(tmp_path / "big", "t1", tmp_path / "state", {}, limits)
     assert (await create_snapshot(tmp_path / "big", "t1", tmp_path / "state", {})).path.is_dir()
 
