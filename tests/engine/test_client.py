@@ -58,6 +58,10 @@ async def until_running(client: EngineClient, count: int) -> None:
         pass  # each answer comes after a step
 
 
+def workers() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children() if "quadjet.engine.worker" in process.cmdline()]
+
+
 async def test_the_load_is_reported_and_the_model_described(model: Path) -> None:
     heard: list[tuple[str, int, int]] = []
     client = await EngineClient.start(EngineSettings(model), lambda *progress: heard.append(progress))
@@ -200,7 +204,16 @@ async def test_a_start_that_is_cancelled_leaves_no_process(model: Path) -> None:
     start = asyncio.create_task(EngineClient.start(EngineSettings(model), stop))
     with pytest.raises(asyncio.CancelledError):
         await start
-    assert not [p for p in psutil.Process().children() if "quadjet.engine.worker" in p.cmdline()]
+    assert not workers()
+
+
+async def test_a_process_that_dies_while_loading_fails_the_start(model: Path) -> None:
+    def kill(*_: object) -> None:
+        for process in workers():
+            process.kill()
+
+    with pytest.raises(EngineError, match="SIGKILL"):
+        await EngineClient.start(EngineSettings(model), kill)
 
 
 @pytest.mark.parametrize(
