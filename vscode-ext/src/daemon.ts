@@ -24,6 +24,7 @@ const STDERR_CHARS = 2000;
 export class Daemon implements vscode.Disposable {
   private client: LanguageClient | undefined;
   private connecting: Promise<void> | undefined;
+  private configured = "";
   private stderr = "";
   private currentProblem: string | undefined = "Not connected yet.";
   private readonly output = vscode.window.createOutputChannel("Quadjet");
@@ -46,11 +47,25 @@ export class Daemon implements vscode.Disposable {
     return this.connecting;
   }
 
-  async request<R>(method: string, params: object): Promise<R> {
-    if (this.client?.state !== State.Running) {
-      throw new Error(this.currentProblem ?? "The daemon is being connected. Try again in a moment.");
+  /** Connect anew if the setting names another program than the one in use. */
+  async reconnect(): Promise<void> {
+    await this.connecting;
+    if (configuredPath() !== this.configured) {
+      await this.connect();
     }
-    return this.client.sendRequest<R>(method, params);
+  }
+
+  /** The answer of the daemon. Waits for a connection that is being made. */
+  async request<R>(method: string, params: object): Promise<R> {
+    await this.connecting;
+    const client = this.client;
+    if (client?.state === State.Starting) {
+      await client.start(); // restarting by itself: the same promise
+    }
+    if (client?.state !== State.Running) {
+      throw new Error(this.currentProblem ?? "The connection to the daemon was just lost. Try again.");
+    }
+    return client.sendRequest<R>(method, params);
   }
 
   /** How the client writes VS Code's ranges and diagnostics for the wire. */
@@ -74,8 +89,8 @@ export class Daemon implements vscode.Disposable {
 
   private async replaceClient(): Promise<void> {
     await this.close();
-    const configured = vscode.workspace.getConfiguration("quadjet").get<string>("path", "");
-    const found = findExecutable(configured, process.env.PATH ?? "", homedir());
+    this.configured = configuredPath();
+    const found = findExecutable(this.configured, process.env.PATH ?? "", homedir());
     if ("problem" in found) {
       this.fail(found.problem);
       return;
@@ -145,6 +160,10 @@ export class Daemon implements vscode.Disposable {
     this.currentProblem = problem;
     this.changed.fire();
   }
+}
+
+function configuredPath(): string {
+  return vscode.workspace.getConfiguration("quadjet").get<string>("path", "");
 }
 
 async function offerHelp(problem: string, output: vscode.OutputChannel): Promise<void> {

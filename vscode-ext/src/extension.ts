@@ -41,7 +41,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     }),
     vscode.workspace.onDidChangeConfiguration((change) => {
       if (change.affectsConfiguration("quadjet.path")) {
-        void connection.connect();
+        void connection.reconnect();
       }
     }),
   );

@@ -13,16 +13,27 @@ type Side = "current" | "proposed" | "card";
 
 export class Review implements vscode.TextDocumentContentProvider, vscode.Disposable {
   private readonly changed = new vscode.EventEmitter<vscode.Uri>();
-  private readonly registration = vscode.workspace.registerTextDocumentContentProvider(SCHEME, this);
+  private readonly registrations: vscode.Disposable[];
   readonly onDidChange = this.changed.event;
 
-  constructor(private readonly request: Request) {}
+  constructor(private readonly request: Request) {
+    // Here rather than in a field's initializer: VS Code looks for onDidChange at once, and only once.
+    this.registrations = [
+      vscode.workspace.registerTextDocumentContentProvider(SCHEME, this),
+      vscode.workspace.onDidChangeTextDocument(({ document }) => {
+        if (document.uri.scheme === "file") {
+          this.refreshWhere((uri) => uri.path === document.uri.path);
+        }
+      }),
+    ];
+  }
 
   proposal(taskId: string): Promise<Proposal> {
     return this.request<Proposal>(HUNKS, { taskId });
   }
 
   async open(taskId: string, title: string): Promise<void> {
+    this.refresh(taskId); // the editor may have kept documents from before
     const { files } = await this.proposal(taskId);
     const resources = files.map(({ uri }): [vscode.Uri, vscode.Uri, vscode.Uri] => {
       const file = vscode.Uri.parse(uri, true);
@@ -39,15 +50,18 @@ export class Review implements vscode.TextDocumentContentProvider, vscode.Dispos
   }
 
   async openCard(taskId: string, title: string): Promise<void> {
-    const uri = virtualUri(taskId, vscode.Uri.file(`/${title}.txt`), "card");
-    this.changed.fire(uri); // the editor may have kept it from before
-    await vscode.window.showTextDocument(uri);
+    this.refresh(taskId);
+    await vscode.window.showTextDocument(virtualUri(taskId, vscode.Uri.file(`/${title}.txt`), "card"));
   }
 
   /** Something happened to the task: what is on screen of it is computed again. */
   refresh(taskId: string): void {
+    this.refreshWhere((uri) => taskOf(uri) === taskId);
+  }
+
+  private refreshWhere(isStale: (uri: vscode.Uri) => boolean): void {
     for (const { uri } of vscode.workspace.textDocuments) {
-      if (taskOf(uri) === taskId) {
+      if (uri.scheme === SCHEME && isStale(uri)) {
         this.changed.fire(uri);
       }
     }
@@ -93,7 +107,7 @@ export class Review implements vscode.TextDocumentContentProvider, vscode.Dispos
   }
 
   dispose(): void {
-    this.registration.dispose();
+    vscode.Disposable.from(...this.registrations).dispose();
     this.changed.dispose();
   }
 }
