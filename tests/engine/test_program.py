@@ -1,0 +1,92 @@
+"""Lowering, and programs that the checker must reject."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from quadjet.engine.gguf_file import GgufFile
+from quadjet.engine.model import ModelConfig, load_config
+from quadjet.engine.program import Buffer, InvalidProgramError, Op, Program, Rows, lower
+from quadjet.kernels.abi import OpKind
+from tiny_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    with GgufFile.open(tiny_model(tmp_path_factory.mktemp("models"), arch="qwen2")) as file:
+        return load_config(file)
+
+
+@pytest.fixture(scope="module")
+def program(config: ModelConfig) -> Program:
+    return lower(config)
+
+
+def test_a_layer_is_ten_ops(program: Program) -> None:
+    layer = ["RMS_NORM", "MATMUL", "ROPE", "KV_APPEND", "ATTENTION", "MATMUL_ADD", "RMS_NORM", "MATMUL", "SWIGLU", "MATMUL_ADD"]
+    expected = ["EMBED", *3 * layer, "SELECT", "RMS_NORM", "MATMUL"]
+    assert [op.kind.name for op in program.ops] == expected
+
+
+def test_every_tensor_of_the_file_is_used(tmp_path: Path) -> None:
+    for arch in ("llama", "qwen2"):
+        with GgufFile.open(tiny_model(tmp_path, arch=arch)) as file:
+            ops = lower(load_config(file)).ops
+            assert {name for op in ops for name in (*op.weights, *op.biases)} == set(file.tensors)
+
+
+def test_an_untied_head_and_rope_factors_are_used(config: ModelConfig) -> None:
+    ops = lower(replace(config, is_tied=False, has_rope_freqs=True)).ops
+    assert ops[-1].weights == ("output.weight",)
+    assert {op.rope.factors for op in ops if op.rope} == {"rope_freqs.weight"}
+
+
+def with_op(program: Program, kind: OpKind, **changes: object) -> tuple[Op, ...]:
+    """The ops with the first of its kind changed."""
+    index = next(i for i, op in enumerate(program.ops) if op.kind is kind)
+    changed = replace(program.ops[index], **changes)  # type: ignore[arg-type]
+    return (*program.ops[:index], changed, *program.ops[index + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        (OpKind.EMBED, {"weights": ("output_norm.weight",)}, "table of another shape"),
+        (OpKind.EMBED, {"inputs": ("nowhere",)}, "'nowhere', which no op has written"),
+        (OpKind.EMBED, {"output": "nowhere"}, "no buffer 'nowhere'"),
+        (OpKind.RMS_NORM, {"weights": ("blk.0.attn_q.bias", "blk.0.attn_k.bias")}, "weights of another width"),
+        (OpKind.RMS_NORM, {"weights": ("nothing",)}, "no tensor 'nothing'"),
+        (OpKind.RMS_NORM, {"eps": 0.0}, "no eps"),
+        (OpKind.RMS_NORM, {"inputs": ("attended",)}, "'attended', which no op has written"),
+        (OpKind.RMS_NORM, {"output": "last"}, "rows go from step to sampled"),
+        (OpKind.MATMUL, {"weights": ("blk.0.attn_q.weight",)}, "do not make 512 features"),
+        (OpKind.MATMUL, {"weights": ("blk.0.ffn_down.weight",)}, "do not take 256 features"),
+        (OpKind.MATMUL, {"biases": ("blk.0.attn_q.bias",)}, "biases do not match"),
+        (OpKind.MATMUL, {"inputs": ("x", "normed")}, "2 inputs"),
+        (OpKind.ROPE, {"rope": None}, "no rope"),
+        (OpKind.ROPE, {"layer": 3}, "layer 3 keeps no keys"),
+        (OpKind.ROPE, {"inputs": ("x",)}, "input is not q, k and v"),
+        (OpKind.KV_APPEND, {"layer": -1}, "layer -1 keeps no keys"),
+        (OpKind.KV_APPEND, {"layer": 1}, "attends before its keys are appended"),
+        (OpKind.ATTENTION, {"output": "act"}, "output is not as wide as q"),
+        (OpKind.SWIGLU, {"output": "gate_up"}, "not twice as wide"),
+        (OpKind.MATMUL_ADD, {"output": "gate_up"}, "adds to 'gate_up', which no op has written"),
+        (OpKind.SELECT, {"output": "normed"}, "rows go from step to step"),
+    ],
+)
+def test_a_program_that_cannot_run_is_rejected(program: Program, kind: OpKind, changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(InvalidProgramError, match=reason):
+        replace(program, ops=with_op(program, kind, **changes))
+
+
+def test_logits_are_required(program: Program) -> None:
+    with pytest.raises(InvalidProgramError, match="no op writes the logits"):
+        replace(program, ops=program.ops[:-1])
+
+
+def test_logits_have_the_width_of_the_vocabulary(program: Program) -> None:
+    ops = (*program.ops[:-1], replace(program.ops[-1], weights=("blk.0.ffn_gate.weight",)))
+    with pytest.raises(InvalidProgramError, match="the logits have the wrong shape"):
+        replace(program, ops=ops, buffers={**program.buffers, "logits": Buffer(512, Rows.SAMPLED)})
