@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import cached_property
+from pathlib import Path
 
 import click
 
@@ -31,9 +32,12 @@ class Settings:
 
     @property
     def serve_command(self) -> list[str]:
-        """What starts a daemon with the same flags."""
-        flags = [part for key, value in self.flags.items() for part in ("--set", f"{key}={value}")]
-        return [sys.executable, "-m", "quadjet.daemon.cli", *flags, "serve"]
+        """What starts a daemon with the same flags. It runs in another folder, so the path of a model is made absolute."""
+        flags, model = dict(self.flags), self.config.engine.model
+        if "/" in model or model.endswith(".gguf"):
+            flags["engine.model"] = str(Path(model).expanduser().absolute())
+        options = [part for key, value in flags.items() for part in ("--set", f"{key}={value}")]
+        return [sys.executable, "-m", "quadjet.daemon.cli", *options, "serve"]
 
     @property
     def models(self) -> ModelStore:

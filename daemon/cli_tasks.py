@@ -224,7 +224,13 @@ def _change(settings: Settings, id_: str, change: Callable[[TaskClient, str], Aw
 
 
 def _with_daemon(settings: Settings, work: Callable[[TaskClient], Awaitable[int]]) -> int:
+    from .bridge import try_connect
     from .task_client import TaskClient
+
+    running = try_connect(settings.places) if settings.flags else None
+    if running is not None:
+        running.close()
+        out.say("a daemon runs already, with the settings it was started with; --set counts after: quadjet stop")
 
     async def main() -> int:
         client = await TaskClient.connect(settings.places, settings.serve_command)

@@ -210,6 +210,18 @@ def test_run_with_apply_changes_the_file(daemon: Cli, project: Path) -> None:
     assert (project / "untidy.py").read_text() == "import sys\n\nprint(sys.argv)\n"
 
 
+def test_flags_do_not_reach_a_daemon_that_runs_already(daemon: Cli, project: Path) -> None:
+    assert daemon("tasks").returncode == 0
+    result = daemon("--set", "tasks.max_turns=3", "tasks")
+    assert (result.returncode, "--set counts after" in result.stderr) == (0, True)
+
+
+def test_a_relative_model_path_reaches_the_daemon(daemon: Cli, tmp_path: Path) -> None:
+    write_header_model(tmp_path / "small.gguf")
+    assert daemon("--set", "engine.model=./small.gguf", "tasks").returncode == 0
+    assert json.loads(daemon("status", "--json").stdout)["model"]["name"] == str(tmp_path / "small.gguf")
+
+
 def test_run_without_a_proposal_is_exit_code_1(daemon: Cli, project: Path) -> None:
     (project / "tidy.py").write_text("print(1)\n")
     result = daemon("run", "cleanup", "tidy.py:1", cwd=project)
