@@ -59,7 +59,12 @@ async def until_running(client: EngineClient, count: int) -> None:
 
 
 def workers() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children() if "quadjet.engine.worker" in process.cmdline()]
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile, waited for or not
+            if "quadjet.engine.worker" in process.cmdline():
+                found.append(process)
+    return found
 
 
 async def test_the_load_is_reported_and_the_model_described(model: Path) -> None:
