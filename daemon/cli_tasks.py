@@ -91,7 +91,7 @@ async def _conclude(client: TaskClient, task_id: str, *, apply_: bool, as_json: 
         show_proposal(proposal)
     if accepted is not None:
         _say_accepted(accepted)
-    elif has_proposal:
+    elif proposal["hunks"]:
         out.say(f"accept it with: quadjet accept {task_id}    decline it with: quadjet reject {task_id}")
     return 0 if has_proposal and not (accepted and accepted["conflicts"]) else 1
 
