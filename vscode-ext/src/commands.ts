@@ -18,8 +18,9 @@ import {
 import { type Review, taskOf } from "./review";
 import { sendArguments } from "./sendArguments";
 import { hasOpenHunks, isDecidable, type TaskModel } from "./taskModel";
+import type { TaskTree } from "./taskTree";
 
-export function registerCommands(daemon: Daemon, model: TaskModel, review: Review): vscode.Disposable[] {
+export function registerCommands(daemon: Daemon, model: TaskModel, tree: TaskTree, review: Review): vscode.Disposable[] {
   const onTask = (id: string, isFit: (task: Task) => boolean, run: (task: Task) => Promise<void>): vscode.Disposable =>
     register(id, async (argument: unknown) => {
       const task = await chooseTask(model, argument, isFit);
@@ -29,6 +30,10 @@ export function registerCommands(daemon: Daemon, model: TaskModel, review: Revie
     register("quadjet.connect", () => daemon.connect()),
     ...sendCommands(daemon, "cleanup"),
     ...sendCommands(daemon, "triage"),
+    register("quadjet.openSelected", async () => {
+      const task = tree.selected && model.get(tree.selected.taskId);
+      return task && openTask(review, task);
+    }),
     onTask("quadjet.show", isKnown, (task) => review.openCard(task.taskId, taskTitle(task))),
     onTask("quadjet.review", hasOpenHunks, (task) => review.open(task.taskId, taskTitle(task))),
     onTask("quadjet.accept", isDecidable, (task) => accept(daemon, review, task)),
@@ -37,6 +42,10 @@ export function registerCommands(daemon: Daemon, model: TaskModel, review: Revie
       await daemon.request<Task>(STOP_TASK, { taskId } satisfies TaskParams);
     }),
   ];
+}
+
+function openTask(review: Review, task: Task): Promise<void> {
+  return hasOpenHunks(task) ? review.open(task.taskId, taskTitle(task)) : review.openCard(task.taskId, taskTitle(task));
 }
 
 function isKnown(): boolean {

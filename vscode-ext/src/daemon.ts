@@ -1,11 +1,15 @@
 /** The connection to the daemon: finds the program, runs `quadjet lsp`, and says in one sentence why it is not there. */
-import { type ChildProcess, spawn } from "node:child_process";
+import { type ChildProcess, type ChildProcessWithoutNullStreams, spawn } from "node:child_process";
 import { once } from "node:events";
 import { homedir } from "node:os";
+import { setTimeout } from "node:timers/promises";
 import * as vscode from "vscode";
 import {
   CloseAction,
+  type CloseHandlerResult,
   ErrorAction,
+  type ErrorHandler,
+  type ErrorHandlerResult,
   LanguageClient,
   type LanguageClientOptions,
   MessageType,
@@ -20,12 +24,13 @@ import { TASK_EVENT, type TaskEvent } from "./protocol";
 const MAX_RESTARTS = 4;
 const RESTART_WINDOW_MS = 180_000;
 const STDERR_CHARS = 2000;
+const STDERR_WAIT_MS = 1000;
 
 export class Daemon implements vscode.Disposable {
   private client: LanguageClient | undefined;
   private connecting: Promise<void> | undefined;
   private configured = "";
-  private stderr = "";
+  private bridge: Bridge | undefined;
   private currentProblem: string | undefined = "Not connected yet.";
   private readonly output = vscode.window.createOutputChannel("Quadjet");
   private readonly changed = new vscode.EventEmitter<void>();
@@ -100,12 +105,13 @@ export class Daemon implements vscode.Disposable {
     try {
       await client.start();
     } catch (error) {
-      this.fail(`${found.path} lsp did not start: ${this.stderr.trim() || explain(error)}`);
+      this.fail(`${found.path} lsp did not start: ${(await this.bridge?.lastWords()) || explain(error)}`);
     }
   }
 
   private createClient(path: string): LanguageClient {
-    const client = new LanguageClient("quadjet", "Quadjet", () => this.spawn(path), this.options());
+    const errorHandler = new RestartPolicy();
+    const client = new QuietClient("quadjet", "Quadjet", () => this.startBridge(path), this.options(errorHandler));
     client.onNotification(TASK_EVENT, (event: TaskEvent) => this.told.fire(event));
     client.onNotification(ShowMessageNotification.type, showMessage);
     client.onDidChangeState(({ newState }) => {
@@ -113,40 +119,35 @@ export class Daemon implements vscode.Disposable {
         return; // replaced meanwhile
       }
       if (newState === State.Running) {
+        errorHandler.hasRun = true;
         this.setProblem(undefined);
       } else if (newState === State.Stopped) {
-        this.setProblem(this.stderr.trim() || "The connection to the daemon ended.");
+        void this.explainEnd(client);
       }
     });
     return client;
   }
 
-  private options(): LanguageClientOptions {
-    const closings: number[] = [];
+  private async explainEnd(client: LanguageClient): Promise<void> {
+    const problem = (await this.bridge?.lastWords()) || "The connection to the daemon ended.";
+    if (client === this.client && client.state !== State.Running) {
+      this.setProblem(problem);
+    }
+  }
+
+  private options(errorHandler: ErrorHandler): LanguageClientOptions {
     return {
       documentSelector: [{ scheme: "file" }], // all of them: unsaved text of any language is part of a task's snapshot
       outputChannel: this.output,
       initializationFailedHandler: () => false,
-      errorHandler: {
-        error: () => ({ action: ErrorAction.Continue, handled: true }),
-        closed: () => {
-          closings.push(Date.now());
-          const isFlapping = closings.filter((time) => time > Date.now() - RESTART_WINDOW_MS).length > MAX_RESTARTS;
-          const restarts = this.currentProblem === undefined && !isFlapping; // one that never came up will not now
-          return { action: restarts ? CloseAction.Restart : CloseAction.DoNotRestart, handled: true };
-        },
-      },
+      errorHandler,
     };
   }
 
-  /** The bridge attaches to the daemon, or starts it. Its stderr is kept: it says what failed and what mends it. */
-  private async spawn(path: string): Promise<ChildProcess> {
-    this.stderr = "";
+  private async startBridge(path: string): Promise<ChildProcess> {
     // From the home folder, so that nothing in a repository is found by a relative path.
     const child = spawn(path, ["lsp"], { cwd: homedir(), stdio: "pipe" });
-    child.stderr.on("data", (data: Buffer) => {
-      this.stderr = (this.stderr + data.toString()).slice(-STDERR_CHARS);
-    });
+    this.bridge = new Bridge(child);
     await once(child, "spawn"); // throws the reason if it cannot be run
     return child;
   }
@@ -159,6 +160,48 @@ export class Daemon implements vscode.Disposable {
   private setProblem(problem: string | undefined): void {
     this.currentProblem = problem;
     this.changed.fire();
+  }
+}
+
+/** `quadjet lsp`, which attaches to the daemon or starts it. What it says on stderr is why it failed and what mends it. */
+class Bridge {
+  private stderr = "";
+  private readonly closed: Promise<unknown>;
+
+  constructor(child: ChildProcessWithoutNullStreams) {
+    child.stderr.on("data", (data: Buffer) => {
+      this.stderr = (this.stderr + data.toString()).slice(-STDERR_CHARS);
+    });
+    this.closed = new Promise((resolve) => child.once("close", resolve));
+  }
+
+  /** Its stderr, complete if it ends soon: the language client may hear of the end first. */
+  async lastWords(): Promise<string> {
+    await Promise.race([this.closed, setTimeout(STDERR_WAIT_MS, undefined, { ref: false })]);
+    return this.stderr.trim();
+  }
+}
+
+/** A connection that was there is made again, unless it keeps breaking; one that never came up will not now. */
+class RestartPolicy implements ErrorHandler {
+  hasRun = false;
+  private readonly closings: number[] = [];
+
+  error(): ErrorHandlerResult {
+    return { action: ErrorAction.Continue, handled: true };
+  }
+
+  closed(): CloseHandlerResult {
+    this.closings.push(Date.now());
+    const isFlapping = this.closings.filter((time) => time > Date.now() - RESTART_WINDOW_MS).length > MAX_RESTARTS;
+    return { action: this.hasRun && !isFlapping ? CloseAction.Restart : CloseAction.DoNotRestart, handled: true };
+  }
+}
+
+/** Failures go to the log; the person is told once, by us, with what mends it. */
+class QuietClient extends LanguageClient {
+  override error(message: string, data?: unknown): void {
+    super.error(message, data, false);
   }
 }
 

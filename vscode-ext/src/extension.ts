@@ -27,7 +27,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     statusBar.update(model.list(), connection.problem);
   };
   const feed = new TaskFeed(model, request, show, showError);
-  context.subscriptions.push(connection, tree, statusBar, review, ...registerCommands(connection, model, review));
+  context.subscriptions.push(connection, tree, statusBar, review, ...registerCommands(connection, model, tree, review));
   context.subscriptions.push(
     connection.onDidChange(() => {
       show();

@@ -39,7 +39,7 @@ const ICONS: Record<TaskState, string> = {
 export function describeTask(task: Task): TaskLabel {
   return {
     label: taskTitle(task),
-    description: `${stateText(task)}${task.message ? ` · ${oneLine(task.message)}` : ""}`,
+    description: [stateText(task), ...messageOf(task)].join(" · "),
     tooltip: cardText(task).trimEnd(),
     icon: ICONS[task.state],
     contextValue: menuWords(task).join(" "),
@@ -58,7 +58,7 @@ export function canStop(task: Task): boolean {
 
 /** The result of a task as a document to read. */
 export function cardText(task: Task): string {
-  const head = [taskTitle(task), filePath(task.uri), `${stateText(task)}${task.message ? `: ${oneLine(task.message)}` : ""}`];
+  const head = [taskTitle(task), filePath(task.uri), [stateText(task), ...messageOf(task)].join(": ")];
   const instruction = task.instruction ? [`Instruction: ${oneLine(task.instruction)}`] : [];
   return `${[...head, ...instruction, ...(task.card ? ["", ...cardLines(task.card)] : [])].join("\n")}\n`;
 }
@@ -91,6 +91,11 @@ function stateText(task: Task): string {
     return task.card?.verified ? "to review, verified" : "to review, not verified";
   }
   return task.state === "waiting-tool" ? "running a tool" : task.state;
+}
+
+/** What it does or why it stands, unless that is the state's name once more. */
+function messageOf(task: Task): string[] {
+  return task.message === "" || task.message === task.state ? [] : [oneLine(task.message)];
 }
 
 function menuWords(task: Task): string[] {

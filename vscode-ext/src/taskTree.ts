@@ -2,7 +2,7 @@
 import * as vscode from "vscode";
 import { describeTask } from "./labels";
 import type { Task } from "./protocol";
-import { hasOpenHunks, type TaskModel, wantsAttention } from "./taskModel";
+import { type TaskModel, wantsAttention } from "./taskModel";
 
 export class TaskTree implements vscode.TreeDataProvider<Task>, vscode.Disposable {
   private readonly changed = new vscode.EventEmitter<void>();
@@ -11,6 +11,10 @@ export class TaskTree implements vscode.TreeDataProvider<Task>, vscode.Disposabl
 
   constructor(private readonly model: TaskModel) {
     this.view = vscode.window.createTreeView("quadjet.tasks", { treeDataProvider: this });
+  }
+
+  get selected(): Task | undefined {
+    return this.view.selection[0];
   }
 
   refresh(): void {
@@ -31,7 +35,8 @@ export class TaskTree implements vscode.TreeDataProvider<Task>, vscode.Disposabl
     item.tooltip = tooltip;
     item.iconPath = new vscode.ThemeIcon(icon);
     item.contextValue = contextValue;
-    item.command = { command: hasOpenHunks(task) ? "quadjet.review" : "quadjet.show", title: "Show", arguments: [task] };
+    // Without arguments: VS Code forgets those of a row that was refreshed between the click and the command.
+    item.command = { command: "quadjet.openSelected", title: "Open" };
     return item;
   }
 

@@ -52,6 +52,10 @@ test("the card has the evidence, what could not be run included, and the finding
   ]);
 });
 
+test("a message that only repeats the state is left out", () => {
+  assert.equal(describeTask(makeTask({ state: "stopped", message: "stopped" })).description, "stopped");
+});
+
 test("a message of several lines is shown on one", () => {
   assert.equal(describeTask(makeTask({ message: "a\n  b" })).description, "running · a b");
 });
