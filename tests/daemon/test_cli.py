@@ -168,17 +168,20 @@ def test_a_reader_that_leaves_ends_it_quietly(environment: dict[str, str], tmp_p
 
 
 def test_interrupt_is_clean(environment: dict[str, str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "quadjet.daemon.cli"]
     log = Path(environment["XDG_STATE_HOME"]) / "quadjet" / "logs" / "daemon.log"
     log.parent.mkdir(parents=True)
     log.write_text("one line\n")
-    with subprocess.Popen(
-        [*command, "logs", "-f"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    # A shell's background job, which the tests may be, ignores SIGINT and hands that on.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "quadjet.daemon.cli", "logs", "-f"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
         assert process.stdout is not None
         assert process.stdout.readline() == "one line\n"
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
     assert (process.returncode, out, err.strip()) == (130, "", "interrupted")
 
 
