@@ -9,7 +9,7 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -42,15 +42,27 @@ def uri_to_path(uri: str) -> Path:
     return Path(os.path.realpath(os.fsdecode(raw)))
 
 
-@dataclass(slots=True)
 class TextBuffer:
-    """Text with the offsets at which its lines start."""
+    """Text with the offsets at which its lines start. Never changed in place."""
 
-    text: str
-    starts: list[int] = field(init=False)
+    __slots__ = ("starts", "text")
 
-    def __post_init__(self) -> None:
-        self.starts = [0, *(match.end() for match in _LINE_END.finditer(self.text))]
+    def __init__(self, text: str, starts: list[int] | None = None) -> None:
+        self.text = text
+        self.starts = [0, *_line_starts(text)] if starts is None else starts
+
+    def replaced(self, start: int, end: int, new: str) -> TextBuffer:
+        """With `new` for text[start:end]. Only the lines around are split again: a keystroke must not cost a whole file."""
+        text = self.text[:start] + new + self.text[end:]
+        delta = len(text) - len(self.text)
+        # One line more on each side: the edit may part, or make, a pair of \r and \n at its borders.
+        first = max(bisect_right(self.starts, start) - 2, 0)
+        last = bisect_right(self.starts, end) + 1
+        begin = self.starts[first]
+        stop = self.starts[last] if last < len(self.starts) else len(self.text)
+        inside = [begin + offset for offset in _line_starts(text[begin : stop + delta])]
+        after = self.starts[last + 1 :]
+        return TextBuffer(text, self.starts[: first + 1] + inside + ([offset + delta for offset in after] if delta else after))
 
     def line_end(self, line: int) -> int:
         """Offset of the end of a line, before its line ending."""
@@ -58,6 +70,11 @@ class TextBuffer:
             return len(self.text)
         end = self.starts[line + 1]
         return end - (2 if self.text.endswith("\r\n", self.starts[line], end) else 1)
+
+
+def _line_starts(text: str) -> list[int]:
+    """Of all lines but the first."""
+    return [match.end() for match in _LINE_END.finditer(text)]
 
 
 def to_offset(buffer: TextBuffer, position: types.Position, encoding: str) -> int:
@@ -95,17 +112,16 @@ def _units(char: str, encoding: str) -> int:
     return 1 if code < 0x80 else 2 if code < 0x800 else 3 if code < 0x10000 else 4
 
 
-def apply_changes(text: str, changes: Iterable[types.TextDocumentContentChangeEvent], encoding: str) -> str:
+def apply_changes(buffer: TextBuffer, changes: Iterable[types.TextDocumentContentChangeEvent], encoding: str) -> TextBuffer:
     """The text after a didChange: each change refers to the text that the one before it left."""
     for change in changes:
         if isinstance(change, types.TextDocumentContentChangeWholeDocument):
-            text = change.text
+            buffer = TextBuffer(change.text)
             continue
-        buffer = TextBuffer(text)
         start = to_offset(buffer, change.range.start, encoding)
         end = max(start, to_offset(buffer, change.range.end, encoding))
-        text = text[:start] + change.text + text[end:]
-    return text
+        buffer = buffer.replaced(start, end, change.text)
+    return buffer
 
 
 def to_lines(selection: types.Range | None) -> LineRange | None:
@@ -125,14 +141,18 @@ def choose_root(path: Path, folders: Sequence[Path]) -> Path:
     return next((folder for folder in (own, *own.parents) if (folder / ".git").exists()), own)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Document:
     """An open document as the editor has it. `uri` is spelt as the editor spells it."""
 
     uri: str
     path: Path
-    text: str
+    buffer: TextBuffer
     version: int
+
+    @property
+    def text(self) -> str:
+        return self.buffer.text
 
 
 class Documents:
@@ -146,7 +166,7 @@ class Documents:
             path = uri_to_path(item.uri)
         except NotAFileError:
             return None
-        document = Document(item.uri, path, item.text, item.version)
+        document = Document(item.uri, path, TextBuffer(item.text), item.version)
         self._by_uri[item.uri] = document
         return document
 
@@ -154,8 +174,8 @@ class Documents:
         before = self._by_uri.get(params.text_document.uri)
         if before is None:
             return None
-        text = apply_changes(before.text, params.content_changes, encoding)
-        document = Document(before.uri, before.path, text, params.text_document.version)
+        buffer = apply_changes(before.buffer, params.content_changes, encoding)
+        document = Document(before.uri, before.path, buffer, params.text_document.version)
         self._by_uri[before.uri] = document
         return document
 

@@ -67,7 +67,7 @@ class ConnectedEditor:
             return False
         # A line diff of a large file takes a while, and editors are waiting for answers on this thread.
         edit = await asyncio.to_thread(workspace_edit, document, new_text, self._encoding, versioned=self._is_versioned)
-        if self._documents.at(path) != document:
+        if self._documents.at(path) is not document:
             return False
         params = types.ApplyWorkspaceEditParams(edit, label=label)
         try:

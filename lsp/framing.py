@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 
@@ -116,16 +117,13 @@ class ConnectionWriter:
         self._stream.transport.abort()
 
     def close(self) -> None:
-        """Read no more; what was written is still sent."""
-        self._stream.close()
+        """Read no more; what was written is still sent, if the client takes it within FINISH_S."""
+        if not self.is_closed:
+            self._stream.close()
+            asyncio.get_running_loop().call_later(FINISH_S, self._stream.transport.abort)
 
     async def finish(self) -> None:
-        """Close, and give the client FINISH_S to take what was written."""
-        self._stream.close()
-        try:
-            async with asyncio.timeout(FINISH_S):
-                await self._stream.wait_closed()
-        except TimeoutError:
-            self._stream.transport.abort()
-        except ConnectionError:
-            pass  # the client was gone first
+        """Close, and wait until that is done."""
+        self.close()
+        with contextlib.suppress(ConnectionError):  # the client was gone first
+            await self._stream.wait_closed()

@@ -62,7 +62,16 @@ def test_incremental_changes_agree_with_the_specification(case: tuple[str, str, 
     buffer = TextBuffer(text)
     first, last = to_position(buffer, start, encoding), to_position(buffer, end, encoding)
     change = types.TextDocumentContentChangePartial(types.Range(first, last), new)
-    assert apply_changes(text, [change], encoding) == splice(text, first, last, new, encoding) == text[:start] + new + text[end:]
+    changed = apply_changes(buffer, [change], encoding)
+    assert changed.text == splice(text, first, last, new, encoding) == text[:start] + new + text[end:]
+    assert changed.starts == TextBuffer(changed.text).starts
+
+
+@given(st.text(st.sampled_from("a\r\n"), max_size=12), st.text(st.sampled_from("a\r\n"), max_size=4), st.data())
+def test_lines_are_as_if_split_anew_wherever_the_edit_is(text: str, new: str, data: st.DataObject) -> None:
+    start, end = sorted((data.draw(st.integers(0, len(text))), data.draw(st.integers(0, len(text)))))
+    changed = TextBuffer(text).replaced(start, end, new)
+    assert (changed.text, changed.starts) == (text[:start] + new + text[end:], TextBuffer(changed.text).starts)
 
 
 @given(edits())
@@ -105,7 +114,7 @@ def test_changes_apply_one_after_another_and_whole_text_replaces() -> None:
         types.TextDocumentContentChangePartial(types.Range(at(1, 0), at(1, 0)), "x\n"),
         types.TextDocumentContentChangePartial(types.Range(at(2, 0), at(2, 3)), "three"),
     ]
-    assert apply_changes("old", changes, "utf-16") == "one\nx\nthree"
+    assert apply_changes(TextBuffer("old"), changes, "utf-16").text == "one\nx\nthree"
 
 
 def test_a_lone_surrogate_counts_as_one_unit() -> None:

@@ -56,7 +56,7 @@ def test_a_rewritten_large_file_is_one_edit_and_quick() -> None:
 
 
 def test_versioned_edits_name_the_version_and_plain_ones_the_uri_only() -> None:
-    document = Document("file:///tmp/%61.py", Path("/tmp/a.py"), "a\n", 5)
+    document = Document("file:///tmp/%61.py", Path("/tmp/a.py"), TextBuffer("a\n"), 5)
     versioned = workspace_edit(document, "b\n", "utf-16", versioned=True)
     assert versioned.changes is None
     assert versioned.document_changes is not None
