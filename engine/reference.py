@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from ..kernels.abi import OpKind
 from .backend import PAGE_TOKENS, SequenceRows, StepPlan, StepResult
@@ -24,6 +25,7 @@ from .reference_attention import KvLayer, row_ranges
 from .reference_ops import RopeTable, rms_norm, rotate, swiglu
 from .sampling import sample
 from .weights import Progress, Weights, load_weights
+from .workers import Workers
 
 Array = NDArray[np.float32]
 
@@ -124,7 +126,10 @@ class Executor:
         self.program = program
         self._weights = weights
         self._layers = [KvLayer(shape, num_pages) for shape in program.kv_layers]
-        self._products, self._page_products = _make_products(program, weights) if is_padded else (Products.unpadded(),) * 2
+        self._blas = ThreadpoolController().select(user_api="blas")
+        self._workers = Workers(max((library["num_threads"] for library in self._blas.info()), default=1))
+        with self._blas.limit(limits=1):
+            self._products, self._page_products = self._make_products() if is_padded else (Products.unpadded(self._workers),) * 2
         self._ropes: dict[tuple[Rope, int], RopeTable] = {}
         self._run_op: dict[OpKind, Callable[[_Step, Op], None]] = {
             OpKind.EMBED: self._embed,
@@ -142,7 +147,7 @@ class Executor:
         """Logits [sampled rows, vocab] in the plan's order."""
         step = self._begin(plan)
         # Weights of a damaged file may overflow; sampling refuses logits that are not finite.
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), self._blas.limit(limits=1):
             for op in self.program.ops:
                 if len(step.sampled) or self.program.buffers[op.output].rows is Rows.STEP:
                     self._run_op[op.kind](step, op)
@@ -223,12 +228,14 @@ class Executor:
         heads = out.reshape(shape.heads, shape.head_dim, -1)
         layer, products = self._layers[op.layer], self._page_products
 
-        for span in step.spans:
-            for rows in row_ranges(shape, len(span.rows.tokens)):
-                columns = slice(span.columns.start + rows.start, span.columns.start + rows.stop)
-                first, last = span.rows.start + rows.start, span.rows.start + rows.stop - 1
-                page_ids = span.rows.page_ids[: last // PAGE_TOKENS + 1]
-                heads[:, :, columns] = layer.attend(q[:, :, columns], first, page_ids, products)
+        def attend(part: tuple[_Span, slice]) -> None:
+            span, rows = part
+            columns = slice(span.columns.start + rows.start, span.columns.start + rows.stop)
+            first, last = span.rows.start + rows.start, span.rows.start + rows.stop - 1
+            page_ids = span.rows.page_ids[: last // PAGE_TOKENS + 1]
+            heads[:, :, columns] = layer.attend(q[:, :, columns], first, page_ids, products)
+
+        self._workers.run(attend, [(span, rows) for span in step.spans for rows in row_ranges(shape, len(span.rows.tokens))])
 
     def _swiglu(self, step: _Step, op: Op) -> None:
         swiglu(step.buffers[op.inputs[0]], step.buffers[op.output])
@@ -238,9 +245,9 @@ class Executor:
         out[:, : len(step.sampled)] = step.buffers[op.inputs[0]][:, step.sampled]
         out[:, len(step.sampled) :] = 0
 
-
-def _make_products(program: Program, weights: Weights) -> tuple[Products, Products]:
-    """Products with the weights, and products of one page of keys or values."""
-    matrices = [matrix.shape for matrix in weights.matrices.values() if matrix.ndim == 2]
-    pages = {pair for shape in program.kv_layers for pair in ((PAGE_TOKENS, shape.head_dim), (shape.head_dim, PAGE_TOKENS))}
-    return Products.for_shapes((rows, inner) for rows, inner in matrices), Products.for_shapes(pages)
+    def _make_products(self) -> tuple[Products, Products]:
+        """Products with the weights, and products of one page of keys or values."""
+        matrices = [(matrix.shape[0], matrix.shape[1]) for matrix in self._weights.matrices.values() if matrix.ndim == 2]
+        head_dims = {shape.head_dim for shape in self.program.kv_layers}
+        pages = [pair for head_dim in head_dims for pair in ((PAGE_TOKENS, head_dim), (head_dim, PAGE_TOKENS))]
+        return Products.for_shapes(matrices, self._workers), Products.for_shapes(pages)

@@ -21,10 +21,7 @@ QUERY_COLUMNS = 64
 
 
 def row_ranges(shape: AttentionShape, count: int) -> Iterator[slice]:
-    """Ranges of `count` rows whose queries fill QUERY_COLUMNS, to be attended one after another.
-
-    Not by threads: those of the BLAS spin on their cores between calls, and two attending beside them took longer than one.
-    """
+    """Ranges of `count` rows whose queries fill QUERY_COLUMNS; each can be attended on its own, by any thread."""
     step = max(1, QUERY_COLUMNS // (shape.heads // shape.kv_heads))
     for begin in range(0, count, step):
         yield slice(begin, min(begin + step, count))
