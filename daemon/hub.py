@@ -61,6 +61,7 @@ def fetch(source: HubFile, partial: Path, on_progress: Progress, *, resume: bool
             _copy(response, partial, (start, total), lambda done: on_progress(source.file, done, total))
             return _said_by(response.headers, redirects.said)
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and start:
             return redirects.said  # it was whole already; the caller's hash decides
         raise ModelStoreError(
@@ -101,6 +102,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
         if urllib.parse.urlsplit(newurl).scheme not in self._schemes:
+            fp.close()
             raise ValueError(f"it redirects to {newurl}, which is not https")
         self.said = _said_by(headers, self.said)
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]  # typeshed wants HTTPMessage

@@ -280,6 +280,11 @@ def test_a_file_with_another_hash_is_deleted(store: ModelStore, model_file: Path
     assert list((store.home("tiny") / ".pull").iterdir()) == []
 
 
+def test_a_redirect_loop_ends(store: ModelStore, model_file: Path) -> None:
+    with local_hub(b"", redirect="/nowhere") as (url, _), pytest.raises(ModelStoreError, match="the hub answered 302"):
+        get(known(model_file), store, url)
+
+
 def test_a_redirect_to_another_scheme_is_refused(store: ModelStore, model_file: Path) -> None:
     with (
         local_hub(model_file.read_bytes(), redirect="ftp://127.0.0.1") as (url, _),
