@@ -13,12 +13,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+
+from rapidfuzz.distance import Indel
 
 from .errors import TaskError
 
 MAX_TEXT_BYTES = 2 * 1024 * 1024
-_MAX_LINE_PAIRS = 2_000_000
+_MAX_TABLE_BITS = 400_000_000
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -110,18 +111,29 @@ def raw_offsets(raw: str, *offsets: int) -> list[int]:
 def line_opcodes(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int, int, int]]:
     """Changed regions as (old start, old end, new start, new end), ascending and never touching.
 
-    When lines repeat so much that matching them would take seconds, everything between the first and the last difference
-    is one region.
+    Between the first and the last difference a longest common subsequence is kept; where that would take over 50 MB, which
+    means some 20,000 lines on either side, all of it is one region.
     """
     head = _common_prefix(old, new)
     tail = _common_prefix(old[head:][::-1], new[head:][::-1])
     a, b = old[head : len(old) - tail], new[head : len(new) - tail]
     if not a and not b:
         return []
-    if _num_pairs(a, b) > _MAX_LINE_PAIRS:
+    if len(a) * len(b) > _MAX_TABLE_BITS:
         return [(head, head + len(a), head, head + len(b))]
-    codes = SequenceMatcher(None, a, b).get_opcodes()
-    return [(i1 + head, i2 + head, j1 + head, j2 + head) for tag, i1, i2, j1, j2 in codes if tag != "equal"]
+    # Numbers instead of lines: the table compares hashes, and equal hashes must mean equal lines.
+    numbers: dict[str, int] = {}
+    ids = [[numbers.setdefault(line, len(numbers)) for line in side] for side in (a, b)]
+    regions: list[tuple[int, int, int, int]] = []
+    for code in Indel.opcodes(*ids):
+        if code.tag == "equal":
+            continue
+        region = (code.src_start + head, code.src_end + head, code.dest_start + head, code.dest_end + head)
+        if regions and (regions[-1][1], regions[-1][3]) == (region[0], region[2]):
+            region = (regions[-1][0], region[1], regions.pop()[2], region[3])
+        regions.append(region)
+    ends = [region[0] for region in regions[1:]] + [len(old) + 1]
+    return [_slid_down(region, end, old, new) for region, end in zip(regions, ends, strict=True)]
 
 
 def restyle(old: str, new: str, newline: str) -> str:
@@ -178,11 +190,16 @@ def _decode_legacy(data: bytes, name: str) -> TextFile:
     raise AssertionError("latin-1 decodes every byte")
 
 
-def _num_pairs(a: Sequence[str], b: Sequence[str]) -> int:
-    """Equal pairs that one pass of the matcher looks at; it skips lines that make up over 1 % of a long file."""
-    counts = Counter(b)
-    popular = len(b) // 100 + 1 if len(b) >= 200 else len(b)
-    return sum(number * counts[line] for line, number in Counter(a).items() if counts[line] <= popular)
+def _slid_down(region: tuple[int, int, int, int], end: int, old: Sequence[str], new: Sequence[str]) -> tuple[int, int, int, int]:
+    """The same insertion or deletion as far down as it can be told, short of the old line `end`: whole blocks, not seams."""
+    i1, i2, j1, j2 = region
+    if i1 < i2 and j1 < j2:
+        return region
+    side, start, stop = (old, i1, i2) if j1 == j2 else (new, j1, j2)
+    shift = 0
+    while i2 + shift + 1 < end and stop + shift < len(side) and side[start + shift] == side[stop + shift]:
+        shift += 1
+    return i1 + shift, i2 + shift, j1 + shift, j2 + shift
 
 
 def _common_prefix(a: Sequence[str], b: Sequence[str]) -> int:

@@ -112,10 +112,19 @@ def test_opcodes_turn_old_into_new(old: list[str], new: list[str]) -> None:
     assert out + old[position:] == new
 
 
+@pytest.mark.parametrize("values", [20, 500, 100_000])
 @pytest.mark.timeout(20)
-def test_opcodes_of_hostile_repetition_are_quick() -> None:
-    old, new = [str(i % 500) for i in range(40_000)], [str(i * 7 % 500) for i in range(40_000)]
-    assert line_opcodes(["x", *old, "y"], ["x", *new, "y"]) != []
+def test_opcodes_of_large_and_hostile_texts_are_quick(values: int) -> None:
+    old = [str(n % values) for n in range(40_000)]
+    new = [line if n % 3 else f"new {line}" for n, line in enumerate(old)]
+    for length in (15_000, 40_000):
+        assert line_opcodes(old[:length], new[:length])
+
+
+def test_opcodes_are_small_where_little_changed() -> None:
+    old = [f"def f{n}():\n" if n % 3 == 0 else "    return 1\n" if n % 3 == 1 else "\n" for n in range(600)]
+    new = [*old[:90], "def added():\n", "    return 1\n", "\n", *old[90:500], *old[503:]]
+    assert line_opcodes(old, new) == [(90, 90, 90, 93), (501, 504, 504, 504)]
 
 
 @settings(deadline=None)
