@@ -46,7 +46,7 @@ class Ending:
 class Limits:
     max_turns: int
     timeout_s: float
-    max_tokens: int = 320
+    max_tokens: int = 400
 
 
 class LoopEnded(Exception):
@@ -65,12 +65,14 @@ class Agent:
     toolbox: Toolbox
     transcript: list[Message]
     append: Callable[[int, Sequence[Message]], Awaitable[None]]
-    emit: Callable[..., None]
-    move: Callable[[TaskState], None]
+    emit: Callable[..., object]
+    move: Callable[[TaskState, str], object]
     limits: Limits
     key: str
     turns_before: int = 0
     turns: int = 0
+    must_call: bool = False
+    """The last answer was neither a call nor text that could be read as one, so the next is held to a call by grammar."""
     seen: Counter[str] = field(default_factory=Counter)
 
     async def run(self, feedback: str = "") -> Ending:
@@ -97,10 +99,11 @@ class Agent:
     async def _turn(self) -> None:
         if self.turns >= self.limits.max_turns:
             raise LoopEnded(Ending(EndReason.BUDGET, note=f"the budget of {self.limits.max_turns} turns is used up"))
+        is_free = self.toolbox.read_text is not None and not self.must_call
         reply = await self.model.complete(
             self.transcript,
             tools=self.toolbox.specs,
-            tool_choice="required",
+            tool_choice="auto" if is_free else "required",
             params=SamplingParams(max_tokens=self.limits.max_tokens),
             key=self.key,
         )
@@ -127,24 +130,33 @@ class Agent:
         await self._append(message)
         if message.content:
             self.emit("text", {"text": message.content})
-        if not calls:
-            names = ", ".join(spec.name for spec in self.toolbox.specs)
-            nudge = _CUT_OFF.format(tokens=self.limits.max_tokens) if cut_off else _NO_CALL.format(names=names)
-            count = self._count("", nudge)
-            await self._append(Message("user", nudge))
-            self._check_stuck(count)
         for call in calls:
             await self._answer(call)
+        if calls:
+            self.must_call = False
+        elif not cut_off and self.toolbox.read_text and (meant := self.toolbox.read_text(message.content)):
+            await self._answer(_named(meant, len(self.transcript), 0), in_text=True)
+        else:
+            await self._nudge(cut_off)
 
-    async def _answer(self, call: ToolCall) -> None:
+    async def _nudge(self, cut_off: bool) -> None:
+        self.must_call = True
+        names = ", ".join(spec.name for spec in self.toolbox.specs)
+        text = _CUT_OFF.format(tokens=self.limits.max_tokens) if cut_off else _NO_CALL.format(names=names)
+        count = self._count("", text)
+        await self._append(Message("user", text))
+        self._check_stuck(count)
+
+    async def _answer(self, call: ToolCall, in_text: bool = False) -> None:
+        """Run a call and append its result; to a call that was read from text it is said as a user."""
         self.emit("tool_call", {"id": call.id, "name": call.name, "arguments": call.arguments})
-        self.move(TaskState.WAITING_TOOL)
+        self.move(TaskState.WAITING_TOOL, f"running {call.name}")
         result = await self.toolbox.call(call)
-        self.move(TaskState.RUNNING)
-        count = self._count(_normal(call.name + json.dumps(call.arguments, sort_keys=True)), result.text)
+        self.move(TaskState.RUNNING, f"{self.model.name} is working")
+        count = self._count(_normal_call(call), result.text)
         if count == STRATEGY_AT and not result.done:
             result = ToolResult(result.ok, f"{result.text}\n{_STRATEGY.format(count=count)}")
-        await self._append(Message("tool", result.text, tool_call_id=call.id))
+        await self._append(Message("user", result.text) if in_text else Message("tool", result.text, tool_call_id=call.id))
         self.emit("tool_result", {"id": call.id, "name": call.name, "ok": result.ok, "text": result.text})
         if result.done:
             raise LoopEnded(Ending(EndReason.FINISHED, call.arguments))
@@ -175,6 +187,11 @@ class Agent:
 def _named(call: ToolCall, position: int, n: int) -> ToolCall:
     """Ids tie results to calls in the journal, so they are unique within a transcript whatever the model wrote."""
     return replace(call, id=f"call-{position}-{n}")
+
+
+def _normal_call(call: ToolCall) -> str:
+    arguments = {name: _normal(value) if isinstance(value, str) else value for name, value in call.arguments.items()}
+    return call.name + json.dumps(arguments, sort_keys=True)
 
 
 def _normal(text: str) -> str:

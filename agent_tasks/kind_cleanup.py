@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.chat import Message
+from ..engine.chat import Message, ToolCall
 from . import prompts, python_lint
 from .agent import Ending
 from .codec import from_json, to_json
 from .edits import apply_hunks, make_hunks
 from .kind import Plan, Verdict
+from .python_code import enclosing_function, function_names, functions_in_text
 from .python_lint import Finding, Linter, find_linter, syntax_problem
 from .python_tests import TestRun, find_interpreter, run_tests
 from .task import Card, Evidence, LineRange
 from .text import decode, line_opcodes, neutralise
-from .tools import Toolbox, ToolResult, edit_file, finish, read_file, text_argument
+from .tools import Toolbox, ToolResult, edit_file, finish, read_file, rewrite_function, text_argument
 from .workbench import Workbench
 
 MAX_FILES = 40
@@ -70,7 +71,9 @@ class Cleanup:
         lines = decode(bench.read(path)).normalised.splitlines()
         extra = prompts.instruction(bench.spec.instruction) + _diagnostics(bench, left)
         if question is not None:
-            return Message("system", prompts.CLEANUP), Message("user", prompts.finding_question(question, lines) + extra)
+            function = enclosing_function(bench.read(path), question.line)
+            user = prompts.finding_question(question, lines, function)
+            return Message("system", prompts.CLEANUP), Message("user", user + extra)
         if bench.spec.instruction:
             code = prompts.excerpt(lines, scope.first if scope else 1, scope.last if scope else len(lines))
             return Message("system", prompts.CLEANUP), Message("user", f"{path}{extra}\n{code}")
@@ -79,13 +82,13 @@ class Cleanup:
     def toolbox(self, bench: Workbench, facts: dict[str, Any]) -> Toolbox:
         paths = list(facts["base"])
         session = _Session(bench, facts, Counter())
-        return Toolbox(
-            [
-                edit_file(bench, paths, session.after_edit),
-                read_file(bench),
-                finish({"summary": text_argument("what was done, one sentence", 200)}),
-            ]
-        )
+        tools = [
+            rewrite_function(bench, paths, session.after_edit),
+            edit_file(bench, paths, session.after_edit),
+            read_file(bench),
+            finish({"summary": text_argument("what was done, one sentence", 200)}),
+        ]
+        return Toolbox(tools, session.read_text)
 
     async def verify(self, bench: Workbench, facts: dict[str, Any], ending: Ending) -> Verdict:
         if "unsupported" in facts:
@@ -121,6 +124,16 @@ class _Session:
     facts: dict[str, Any]
     attempts: Counter[tuple[str, str, str]]
     current: tuple[str, str, str] | None = None
+
+    def read_text(self, text: str) -> ToolCall | None:
+        """A function in plain text as the call it stands for."""
+        written = functions_in_text(text)
+        current = [self.current[0]] if self.current else []
+        for path in dict.fromkeys([*current, *self.facts["base"]]):
+            for name in function_names(self.bench.read(path)):
+                if name in written:
+                    return ToolCall("rewrite_function", {"path": path, "name": name, "code": written[name]})
+        return None
 
     async def after_edit(self, path: str, before: bytes, problem: str) -> ToolResult:
         """Keep an edit only if it removes a finding, adds none and leaves the tests as they were."""
@@ -159,8 +172,9 @@ class _Session:
                 return ToolResult(not problem, f"{said} Call finish when the user's wish is met.")
             return ToolResult(not problem, said, done=True)
         self.current = open_findings[0].key
-        lines = decode(self.bench.read(open_findings[0].path)).normalised.splitlines()
-        return ToolResult(not problem, f"{said}\n{prompts.finding_question(open_findings[0], lines)}")
+        data = self.bench.read(open_findings[0].path)
+        lines, function = decode(data).normalised.splitlines(), enclosing_function(data, open_findings[0].line)
+        return ToolResult(not problem, f"{said}\n{prompts.finding_question(open_findings[0], lines, function)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +299,9 @@ async def _fix(
     scope: LineRange | None,
     formatted: list[str],
 ) -> None:
-    """Safe fixes, only hunks that touch the range; all of them taken back if they add findings."""
+    """Safe fixes and dead code, only hunks that touch the range; all of them taken back if they add findings."""
     await python_lint.fix(bench, linter, list(base))
+    await python_lint.remove_dead_code(bench, linter, list(base))
     for path, data in base.items():
         if scope is not None:
             change = make_hunks(Path(path), data, bench.read(path))

@@ -9,24 +9,47 @@ from __future__ import annotations
 import asyncio
 import base64
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..engine.chat import Message
+from ..engine.chat import Message, ToolCall
 from . import prompts
 from .agent import Ending
 from .codec import from_json, to_json
 from .errors import TaskError
 from .kind import Plan, Verdict
-from .python_code import called_names, enclosing_function, find_function, imported_files, is_test_file
+from .python_code import (
+    called_names,
+    enclosing_function,
+    find_function,
+    function_names,
+    functions_in_text,
+    imported_files,
+    is_test_file,
+    prose_of,
+)
 from .python_lint import syntax_problem
 from .python_tests import Failure, Frame, Interpreter, TestRun, find_interpreter, run_tests
 from .task import Card, Evidence, LineRange
 from .text import decode, neutralise
-from .tools import Toolbox, ToolResult, edit_file, finish, list_files, read_file, run_command, search, text_argument
+from .tools import (
+    Toolbox,
+    ToolResult,
+    edit_file,
+    finish,
+    list_files,
+    read_file,
+    rewrite_function,
+    run_command,
+    search,
+    text_argument,
+)
 from .workbench import Workbench
 
 MAX_SHOWN_FUNCTIONS = 3
+MAX_SHOWN_LINES = 60
+MAX_CAUSE = 200
 
 
 class Triage:
@@ -55,17 +78,18 @@ class Triage:
 
     def toolbox(self, bench: Workbench, facts: dict[str, Any]) -> Toolbox:
         session = _Session(bench, from_json(Failure, facts["failure"]), facts["test_selection"])
-        cause = text_argument("why the test fails, one sentence", 200)
-        return Toolbox(
-            [
-                edit_file(bench, list(facts["base"]), session.after_edit, {"cause": cause}),
-                read_file(bench),
-                search(bench),
-                list_files(bench),
-                run_command(bench),
-                finish({"cause": cause}, "Give up without a fix."),
-            ]
-        )
+        cause = text_argument("why the test fails, one sentence", MAX_CAUSE)
+        paths = list(facts["base"])
+        tools = [
+            rewrite_function(bench, paths, session.after_edit, {"cause": cause}),
+            edit_file(bench, paths, session.after_edit, {"cause": cause}),
+            read_file(bench),
+            search(bench),
+            list_files(bench),
+            run_command(bench),
+            finish({"cause": cause}, "Give up without a fix."),
+        ]
+        return Toolbox(tools, partial(_read_text, bench, paths, session.failure))
 
     async def verify(self, bench: Workbench, facts: dict[str, Any], ending: Ending) -> Verdict:
         if "outcome" in facts:
@@ -153,6 +177,18 @@ class _Session:
         return ToolResult(False, f"Not done, the file is as before: {problem}. Try another change.")
 
 
+def _read_text(bench: Workbench, paths: list[str], failure: Failure, text: str) -> ToolCall | None:
+    """A corrected function in plain text as the call it stands for: that nearest to the failure, if there are several."""
+    written = functions_in_text(text)
+    places = [(path, name) for path in paths for name in function_names(bench.read(path)) if name in written]
+    if not places:
+        return None
+    on_the_way = {(frame.file, frame.function): depth for depth, frame in enumerate(failure.frames, 1)}
+    path, name = max(places, key=lambda place: on_the_way.get(place, 0))
+    cause = (prose_of(text) or _seen(failure))[:MAX_CAUSE]
+    return ToolCall("rewrite_function", {"cause": cause, "path": path, "name": name, "code": written[name]})
+
+
 def _plan(bench: Workbench, run: TestRun, baseline: TestRun, failure: Failure) -> Plan:
     """What the harness found out, and the question for the model if there is code it may change."""
     test_file = failure.test.partition("::")[0]
@@ -169,30 +205,43 @@ def _plan(bench: Workbench, run: TestRun, baseline: TestRun, failure: Failure) -
     }
     if not candidates:
         return Plan(facts)
-    text = f"{failure.test} fails: {_what(failure)}\nat {_where(failure)}\n{_shown_code(bench, failure, candidates)}"
-    return Plan(facts, (Message("system", prompts.TRIAGE), Message("user", text + prompts.instruction(bench.spec.instruction))))
+    user = _question(bench, failure, candidates) + prompts.instruction(bench.spec.instruction)
+    return Plan(facts, (Message("system", prompts.TRIAGE), Message("user", user)))
 
 
-def _shown_code(bench: Workbench, failure: Failure, candidates: list[str]) -> str:
-    """The test, then the functions on the way to the failure, or those the test calls when it fails in itself."""
+def _question(bench: Workbench, failure: Failure, candidates: list[str]) -> str:
+    """The functions on the way to the failure, or those the test calls when it fails in itself; then how the test fails."""
     test_file = failure.test.partition("::")[0]
-    places: list[tuple[str, LineRange]] = []
-    for frame in failure.frames:
-        data = bench.read(frame.file)
-        places.append((frame.file, enclosing_function(data, frame.line) or LineRange(frame.line - 5, frame.line + 5)))
+    places = [(frame.file, _around(bench.read(frame.file), frame.line)) for frame in failure.frames]
     in_test = [(path, lines) for path, lines in places if path == test_file][:1]
     in_code = [(path, lines) for path, lines in places if path in candidates][-MAX_SHOWN_FUNCTIONS:]
     if not in_code:
         names = [name for path, lines in in_test for name in called_names(bench.read(path), lines)]
         found = [(path, find_function(bench.read(path), name)) for name in names for path in candidates]
         in_code = [(path, lines) for path, lines in found if lines is not None][:MAX_SHOWN_FUNCTIONS]
-    if not in_code:
-        in_code = [(candidates[0], LineRange(1, prompts.MAX_EXCERPT_LINES))]
-    shown = []
-    for path, lines in dict.fromkeys([*in_test, *in_code]):
-        code = decode(bench.read(path)).normalised.splitlines()
-        shown.append(f"{path}:\n{prompts.excerpt(code, lines.first, lines.last)}")
-    return "\n".join(shown)
+    code = [
+        _shown(bench, path, lines) for path, lines in dict.fromkeys(in_code or [(candidates[0], LineRange(1, MAX_SHOWN_LINES))])
+    ]
+    test = "\n".join(_shown(bench, path, lines, named=False) for path, lines in dict.fromkeys(in_test))
+    return "\n".join([*code, prompts.failed_test(failure.test, _what(failure), _where(failure), _line(bench, failure), test)])
+
+
+def _around(data: bytes, line: int) -> LineRange:
+    return enclosing_function(data, line) or LineRange(line - 5, line + 5)
+
+
+def _shown(bench: Workbench, path: str, lines: LineRange, named: bool = True) -> str:
+    code = prompts.excerpt(decode(bench.read(path)).normalised.splitlines(), lines.first, lines.last)
+    return f"{path}:\n{code}" if named else code
+
+
+def _line(bench: Workbench, failure: Failure) -> str:
+    """The line that fails, if it is in the workspace."""
+    if not failure.frames:
+        return ""
+    lines = decode(bench.read(failure.frames[-1].file)).normalised.splitlines()
+    number = failure.frames[-1].line
+    return lines[number - 1].strip() if 0 < number <= len(lines) else ""
 
 
 def _choose(bench: Workbench, run: TestRun) -> Failure | None:
@@ -237,7 +286,6 @@ def _card(facts: dict[str, Any], ending: Ending, evidence: tuple[Evidence, ...],
     failure = from_json(Failure, facts["failure"])
     where = failure.frames[-1] if failure.frames else Frame(failure.test.partition("::")[0], 0, "")
     said = neutralise(str(ending.arguments.get("cause", ""))).strip()
-    seen = f"{failure.exception or 'it'} is raised in {where.function or where.file}, {_where(failure)}"
     notes = [ending.note] if ending.note else []
     if feedback:
         notes.append(feedback)
@@ -249,7 +297,7 @@ def _card(facts: dict[str, Any], ending: Ending, evidence: tuple[Evidence, ...],
         "message": neutralise(failure.message),
         "file": where.file,
         "line": where.line,
-        "cause": said if changed and said else seen,
+        "cause": said if changed and said else _seen(failure),
     }
     if said and not changed:
         findings["suspected"] = said
@@ -269,6 +317,12 @@ def _from_diagnostics(bench: Workbench) -> dict[str, Any]:
         return {}
     first = bench.spec.diagnostics[0]
     return {"message": neutralise(first.message), "file": first.path, "line": first.line}
+
+
+def _seen(failure: Failure) -> str:
+    """The cause as far as the harness knows it."""
+    function = failure.frames[-1].function if failure.frames else failure.test
+    return f"{_what(failure)} is raised in {function}, {_where(failure)}"
 
 
 def _what(failure: Failure) -> str:

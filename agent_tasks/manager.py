@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..engine.errors import QuadjetError
+from ..engine.chat import ModelError
 from . import worktree
 from .codec import to_json
 from .errors import TaskError, UnknownTaskError, WrongStateError
@@ -39,9 +39,9 @@ class _Desk:
     """What a run may do to its own task."""
 
     current: Callable[[], Task]
-    move: Callable[..., None]
-    park: Callable[..., None]
-    emit: Callable[..., None]
+    move: Callable[..., object]
+    park: Callable[..., object]
+    emit: Callable[..., object]
 
 
 class TaskManager:
@@ -181,7 +181,7 @@ class TaskManager:
                     applied += sorted(wanted)
                     # Each file's outcome is journaled before the next is touched: a crash must not forget an applied hunk.
                     self._record(replace(self._tasks[task_id], proposal=proposal), [])
-            self._decide(task_id, proposal, conflicts)
+            await self._decide(task_id, proposal, conflicts)
             return AcceptResult(self.task(task_id), tuple(applied), tuple(conflicts))
 
     async def reject(self, task_id: str, hunk_ids: Collection[str] | None = None, comment: str = "") -> Task:
@@ -196,7 +196,7 @@ class TaskManager:
                 self._record(self._tasks[task_id], [("comment", {"text": comment, "hunk_ids": sorted(states)})])
                 if await self._take_up_comment(task_id, proposal, comment):
                     return self.task(task_id)
-            self._decide(task_id, proposal, ())
+            await self._decide(task_id, proposal, ())
             return self.task(task_id)
 
     # -- how a task moves ------------------------------------------------------------------------------------------------
@@ -219,33 +219,40 @@ class TaskManager:
         if error is not None:
             log.error("journal: %s", error)
             run = self._runs.get(task_id)
-            if run is not None and not self._tasks[task_id].state.is_final:
+            if run is not None:
                 run.cancel()
-                self._end(task_id, TaskState.FAILED, str(error).partition("\n")[0])
+                self._fail(task_id, str(error))
 
-    def _emit(self, task_id: str, kind: str, data: Mapping[str, Any], **changes: Any) -> None:
-        self._record(replace(self._tasks[task_id], **changes), [(kind, data)])
+    def _emit(self, task_id: str, kind: str, data: Mapping[str, Any], **changes: Any) -> asyncio.Future[None]:
+        return self._record(replace(self._tasks[task_id], **changes), [(kind, data)])
 
-    def _move(self, task_id: str, state: TaskState, message: str = "", *, reason: NeedsYou | None = None, **changes: Any) -> None:
+    def _move(
+        self, task_id: str, state: TaskState, message: str, *, reason: NeedsYou | None = None, **changes: Any
+    ) -> asyncio.Future[None]:
         before = self._tasks[task_id]
         if not can_follow(before.state, state):
             raise WrongStateError(f"task {task_id} is {before.state} and cannot become {state}")
         task = replace(before, state=state, reason=reason, message=message, **changes)
-        self._record(task, [("state", _state_data(task))])
+        return self._record(task, [("state", _state_data(task))])
 
     def _settle(self, task_id: str) -> None:
         """Leave an inner state of a run, so that any state which follows `running` can follow."""
         if self._tasks[task_id].state in (TaskState.WAITING_TOOL, TaskState.VERIFYING):
-            self._move(task_id, TaskState.RUNNING)
+            self._move(task_id, TaskState.RUNNING, self._tasks[task_id].message)
 
     def _park(self, task_id: str, reason: NeedsYou, message: str, **changes: Any) -> None:
         self._settle(task_id)
         self._move(task_id, TaskState.NEEDS_YOU, message, reason=reason, **changes)
 
-    def _end(self, task_id: str, state: TaskState, message: str, **changes: Any) -> None:
+    def _end(self, task_id: str, state: TaskState, message: str) -> asyncio.Future[None]:
         """Move to a final state and let go of what the task holds."""
-        self._move(task_id, state, message, **changes)
+        written = self._move(task_id, state, message)
         self._spawn(self._discard(task_id))
+        return written
+
+    def _fail(self, task_id: str, message: str) -> None:
+        if not self._tasks[task_id].state.is_final:  # a failing journal may have ended it before
+            self._end(task_id, TaskState.FAILED, message)
 
     # -- the queue and the runs ------------------------------------------------------------------------------------------
 
@@ -282,13 +289,13 @@ class TaskManager:
         )
         try:
             await run.run()
-        except (TaskError, QuadjetError) as error:
-            self._end(task_id, TaskState.FAILED, str(error))
+        except (TaskError, ModelError) as error:
+            self._fail(task_id, str(error))
         except OSError as error:
-            self._end(task_id, TaskState.FAILED, f"a file could not be used: {error}")
+            self._fail(task_id, f"a file could not be used: {error}")
         except Exception as error:  # a fault of ours ends this task only, and is not hidden
             log.exception("task %s", task_id)
-            self._end(task_id, TaskState.FAILED, f"internal error: {type(error).__name__}: {error}")
+            self._fail(task_id, f"internal error: {type(error).__name__}: {error}")
         finally:
             del self._runs[task_id]
             self._schedule()
@@ -326,20 +333,24 @@ class TaskManager:
             raise WrongStateError(f"task {task_id} is {task.state} and has nothing to review", f"quadjet show {task_id}")
         return task
 
-    def _decide(self, task_id: str, proposal: Proposal, conflicts: Collection[Conflict]) -> None:
-        """Journal the hunks as they stand, then the state that follows from them."""
-        self._emit(task_id, "hunks", {"hunks": to_json(proposal.hunks)}, proposal=proposal)
+    def _decide(self, task_id: str, proposal: Proposal, conflicts: Collection[Conflict]) -> asyncio.Future[None]:
+        """Journal the hunks as they stand, then the state that follows from them. The future ends when both are on disk."""
+        written = self._emit(task_id, "hunks", {"hunks": to_json(proposal.hunks)}, proposal=proposal)
+        state = self._tasks[task_id].state
+        if state.is_final:  # stopped while an editor was applying: the hunks above are the truth, the state stays
+            return written
         if conflicts:
             message = "; ".join(f"{conflict.path}: {conflict.message}" for conflict in conflicts)
-            if self._tasks[task_id].state is TaskState.NEEDS_YOU:
-                self._move(task_id, TaskState.PROPOSED)
-            self._move(task_id, TaskState.NEEDS_YOU, message, reason=NeedsYou.CONFLICT)
-        elif is_decided(proposal):
+            if state is TaskState.NEEDS_YOU:
+                self._move(task_id, TaskState.PROPOSED, message)
+            return self._move(task_id, TaskState.NEEDS_YOU, message, reason=NeedsYou.CONFLICT)
+        if is_decided(proposal):
             taken = any(hunk.state is HunkState.ACCEPTED for hunk in proposal.hunks)
             declined = any(hunk.state is HunkState.REJECTED for hunk in proposal.hunks)
-            self._end(task_id, TaskState.REJECTED if declined and not taken else TaskState.ACCEPTED, "")
-        elif self._tasks[task_id].reason is NeedsYou.CONFLICT and not _has_conflict(proposal):
-            self._move(task_id, TaskState.PROPOSED, "partly reviewed")
+            return self._end(task_id, TaskState.REJECTED if declined and not taken else TaskState.ACCEPTED, "")
+        if self._tasks[task_id].reason is NeedsYou.CONFLICT and not _has_conflict(proposal):
+            return self._move(task_id, TaskState.PROPOSED, "partly reviewed")
+        return written
 
     def _review_again(self, task: Task, proposal: Proposal) -> None:
         states = {hunk.id: HunkState.PENDING for hunk in proposal.hunks if hunk.state is HunkState.CONFLICT}

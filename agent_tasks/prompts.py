@@ -8,20 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .python_lint import Finding
+from .task import LineRange
 from .text import neutralise
 from .tools import excerpt_line
 
 CONTEXT_LINES = 5
 MAX_EXCERPT_LINES = 60
 
-CLEANUP = (
-    "You clean up Python code. You are shown one linter finding at a time. Answer with one edit_file call: copy the lines to "
-    "change into search and write the corrected lines into replace. Change nothing else; the behaviour stays the same."
-)
-TRIAGE = (
-    "You mend one failing Python test by correcting the code that it tests, never the test. Say the cause, then answer with one "
-    "edit_file call: copy the faulty lines into search and write the corrected lines into replace, with the same indentation."
-)
+CLEANUP = "You clean up Python code. The behaviour stays the same."
+TRIAGE = "You fix bugs in Python. The tests are right; the code that they test is to be corrected."
 
 
 def excerpt(lines: Sequence[str], first: int, last: int) -> str:
@@ -30,15 +25,20 @@ def excerpt(lines: Sequence[str], first: int, last: int) -> str:
     return "```python\n" + "\n".join(excerpt_line(line) for line in lines[first - 1 : last]) + "\n```"
 
 
-def finding_question(finding: Finding, lines: Sequence[str]) -> str:
-    """One finding with the code around it."""
-    line = lines[finding.line - 1].strip() if finding.line <= len(lines) else ""
-    hint = f"\nHint: {finding.hint}." if finding.hint else ""
-    last = max(finding.end_line, finding.line)
-    code = excerpt(lines, finding.line - CONTEXT_LINES, min(last, finding.line + 20) + CONTEXT_LINES)
-    return (
-        f"{finding.path}, line {finding.line}: {finding.code} {finding.message}\nThe line: `{excerpt_line(line)}`{hint}\n{code}"
-    )
+def finding_question(finding: Finding, lines: Sequence[str], function: LineRange | None) -> str:
+    """One finding with the function it is in, or with the lines around it."""
+    line = excerpt_line(lines[finding.line - 1].strip()) if finding.line <= len(lines) else ""
+    hint = f" Hint: {finding.hint}." if finding.hint else ""
+    if function is not None and function.last - function.first < MAX_EXCERPT_LINES:
+        code, ask = excerpt(lines, function.first, function.last), "Correct the function and change nothing else."
+    else:
+        code, ask = excerpt(lines, finding.line - CONTEXT_LINES, finding.line + CONTEXT_LINES), "Answer with one edit_file call."
+    return f"{finding.path}:\n{code}\nThe linter says: {finding.code} {finding.message}, line `{line}`.{hint}\n{ask}"
+
+
+def failed_test(test: str, what: str, where: str, line: str, code: str) -> str:
+    at = f" ({where}, line `{excerpt_line(line)}`)" if line else f" ({where})"
+    return f"The test {test} fails with {what}{at}\n{code}\nCorrect the function."
 
 
 def instruction(text: str) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from .errors import TaskError
 from .task import LineRange
+from .text import decode
 from .workbench import Workbench
 
 MAX_IMPORTED_FILES = 12
+_FENCED = re.compile(r"^```[a-zA-Z]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -33,6 +37,10 @@ def enclosing_function(data: bytes, line: int) -> LineRange | None:
     return best
 
 
+def function_names(data: bytes) -> list[str]:
+    return [function.name for function in _functions(parse(data))]
+
+
 def called_names(data: bytes, lines: LineRange) -> list[str]:
     """Names of what is called in `lines`, in order: the last part of a dotted name."""
     names: list[str] = []
@@ -51,6 +59,51 @@ def find_function(data: bytes, name: str) -> LineRange | None:
         if function.name == name:
             return LineRange(function.lineno, function.end_lineno or function.lineno)
     return None
+
+
+def function_edit(data: bytes, name: str, code: str) -> tuple[str, str]:
+    """Search and replace texts that put `code` in the place of the function `name`, at its indentation; decorators stay.
+
+    Raises TaskError if there is not exactly one such function, or `code` is not one function of that name.
+    """
+    places = [function for function in _functions(parse(data)) if function.name == name]
+    if len(places) != 1:
+        raise TaskError(f"the file has {len(places) or 'no'} functions called {name[:60]}, so it is not clear what to replace")
+    new = textwrap.dedent(_without_fence(code)).strip("\n")
+    body = parse(new.encode("utf-8", "replace")).body
+    if len(body) != 1 or not isinstance(body[0], _Function) or body[0].name != name:
+        raise TaskError(f"the code is not one valid Python function called {name[:60]}, from its def line to its end")
+    lines = decode(data).normalised.split("\n")
+    first, last = places[0].lineno, places[0].end_lineno or places[0].lineno
+    indent = lines[first - 1][: len(lines[first - 1]) - len(lines[first - 1].lstrip())]
+    code_lines = new.split("\n")[body[0].lineno - 1 :]
+    if code_lines == textwrap.dedent("\n".join(lines[first - 1 : last])).split("\n"):
+        raise TaskError(f"this is {name[:60]} as it was, nothing is changed")
+    code_lines = [indent + line if line.strip() else "" for line in code_lines]
+    # The whole file is the search text: the text of a function may occur twice, its place does not.
+    return "\n".join(lines), "\n".join([*lines[: first - 1], *code_lines, *lines[last:]])
+
+
+def functions_in_text(text: str) -> dict[str, str]:
+    """Functions and methods in the code blocks of an answer, by name; the last of a name counts. An open block is read too."""
+    found: dict[str, str] = {}
+    for block in _FENCED.findall(text):
+        lines = textwrap.dedent(block).split("\n")
+        for function in _functions(parse("\n".join(lines).encode("utf-8", "replace"))):
+            code = lines[function.lineno - 1 : function.end_lineno]
+            found[function.name] = textwrap.dedent("\n".join(code))
+    return found
+
+
+def prose_of(text: str) -> str:
+    """The first sentence outside the code blocks."""
+    words = " ".join(_FENCED.sub(" ", text).replace("```", " ").split())
+    return re.split(r"(?<=[.!?])\s", words)[0]
+
+
+def _without_fence(code: str) -> str:
+    lines = code.strip("\n").split("\n")
+    return "\n".join(lines[1:-1]) if len(lines) > 2 and lines[0].startswith("```") and lines[-1].startswith("```") else code
 
 
 def imported_files(bench: Workbench, path: str) -> list[str]:
@@ -73,7 +126,7 @@ def imported_files(bench: Workbench, path: str) -> list[str]:
     return found[:MAX_IMPORTED_FILES]
 
 
-def parse(data: bytes) -> ast.AST:
+def parse(data: bytes) -> ast.Module:
     """An empty module for what does not parse."""
     try:
         return ast.parse(data)

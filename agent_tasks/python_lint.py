@@ -16,11 +16,12 @@ from typing import Any
 
 from .errors import TaskError
 from .sandbox import CommandResult
-from .text import TextError, decode
+from .text import TextError, decode, split_lines
 from .workbench import Workbench
 
 DEFAULT_RULES = "E4,E7,E9,F,B"
 UNREACHABLE = "unreachable"
+UNUSED_VARIABLE = "F841"
 SYNTAX = "syntax"
 _FLAKE8_FILES = (".flake8", "setup.cfg", "tox.ini")
 _SHARED_CODE = re.compile(r"[EWFB]\d{0,3}$")
@@ -131,6 +132,30 @@ async def fix(bench: Workbench, linter: Linter, paths: Sequence[str]) -> None:
         raise _failed(result)
 
 
+async def remove_dead_code(bench: Workbench, linter: Linter, paths: Sequence[str]) -> None:
+    """Delete what can never run, and assignments to names that are never read (what they call is still called)."""
+    isolated = ["--isolated"] if linter.options else []
+    options = ["check", "--fix", "--unsafe-fixes", f"--select={UNUSED_VARIABLE}", "--exit-zero", "--quiet", "--no-cache"]
+    has_unused = [path for path in paths if any(item.code == UNUSED_VARIABLE for item in await find(bench, linter, [path]))]
+    if has_unused:
+        result = await bench.run([str(linter.ruff), *options, *isolated, "--", *has_unused], readable=linter.readable)
+        if result.exit_code != 0:
+            raise _failed(result)
+    for path in paths:
+        data = bench.read(path)
+        shorter = _without_lines(data, unreachable(path, data))
+        if shorter != data and not syntax_problem(shorter):
+            bench.write(path, shorter)
+
+
+def _without_lines(data: bytes, findings: Sequence[Finding]) -> bytes:
+    if not findings:
+        return data
+    file = decode(data)
+    dead = {number for finding in findings if finding.hint for number in range(finding.line, finding.end_line + 1)}
+    return file.encode("".join(line for number, line in enumerate(split_lines(file.text), 1) if number not in dead))
+
+
 async def is_formatted(bench: Workbench, linter: Linter, path: str) -> bool:
     """Whether a project with ruff rules of its own keeps this file in ruff's format."""
     if linter.options:
@@ -185,7 +210,8 @@ def unreachable(path: str, data: bytes) -> list[Finding]:
                 text = lines[following.lineno - 1].strip()[:60]
                 last = block[-1].end_lineno or following.lineno
                 message = f"code after {jump} never runs: {text}"
-                found.append(Finding(path, following.lineno, UNREACHABLE, message, "Delete it", last))
+                shares_line = following.lineno == statement.end_lineno
+                found.append(Finding(path, following.lineno, UNREACHABLE, message, "" if shares_line else "Delete it", last))
                 break
     return found
 

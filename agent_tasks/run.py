@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,14 +20,15 @@ from .kind import Kind, Verdict
 from .kinds import KINDS
 from .sandbox import Sandbox
 from .store import TaskStore
-from .task import Card, FileChange, Hunk, HunkState, NeedsYou, Proposal, Task, TaskState
+from .task import Card, FileChange, Hunk, HunkState, NeedsYou, Proposal, Task, TaskSpec, TaskState
 from .text import TextError
 from .workbench import Workbench
-from .workspace import Workspace, document_bytes
+from .workspace import OpenDocument, Overlays, Workspace, unsaved
 from .worktree import Snapshot
 
 ProgressCallback = Callable[[str, int, int], None]
 ModelSource = Callable[[ProgressCallback], Awaitable[ChatModel]]
+"""Raises ModelError if the model cannot be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,11 @@ class Desk(Protocol):
 
     def current(self) -> Task: ...
 
-    def move(self, state: TaskState, message: str = "", **changes: Any) -> None: ...
+    def move(self, state: TaskState, message: str, **changes: Any) -> object: ...
 
-    def park(self, reason: NeedsYou, message: str, **changes: Any) -> None: ...
+    def park(self, reason: NeedsYou, message: str, **changes: Any) -> object: ...
 
-    def emit(self, kind: str, data: dict[str, Any], **changes: Any) -> None: ...
+    def emit(self, kind: str, data: dict[str, Any], **changes: Any) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class TaskRun:
     sandbox: Sandbox
 
     async def run(self) -> None:
-        """To a proposal, or to a park. Raises TaskError or QuadjetError when the task cannot go on."""
+        """To a proposal, or to a park. Raises TaskError or ModelError when the task cannot go on."""
         kind = KINDS[self.desk.current().spec.kind]
         self.desk.move(TaskState.RUNNING, "starting")
         checkpoint = await self.store.checkpoint(self.task_id)
@@ -77,7 +78,7 @@ class TaskRun:
         verdict = await kind.verify(bench, checkpoint["facts"], ending)
         checkpoint["feedback"] = verdict.feedback
         await self.store.save_checkpoint(self.task_id, checkpoint)
-        await self._propose(bench, checkpoint["versions"], verdict, ending)
+        await self._propose(bench, checkpoint, verdict, ending)
 
     # -- before the loop -------------------------------------------------------------------------------------------------
 
@@ -91,16 +92,19 @@ class TaskRun:
         with contextlib.suppress(TaskError):  # there is one only if an earlier run was interrupted here
             await self._snapshot().remove()
         self._progress("taking a snapshot")
+        await self.store.save_checkpoint(self.task_id, {})
         documents = self.workspace.open_under(spec.root)
-        versions = {str(path): document.version for path, document in documents.items()}
-        sources = {str(path): document.editor.name for path, document in documents.items()}
-        await self.store.save_checkpoint(self.task_id, {"versions": versions, "editors": sources})
-        overlays = await asyncio.to_thread(document_bytes, documents)
-        snapshot = await worktree.create_snapshot(spec.root, self.task_id, self.worktrees, overlays)
-        bench = await self._bench(snapshot)
-        plan = await kind.prepare(bench)
+        overlays = await asyncio.to_thread(unsaved, documents)
+        snapshot = await worktree.create_snapshot(spec.root, self.task_id, self.worktrees, overlays.data)
+        _check_target(snapshot, spec)
+        plan = await kind.prepare(await self._bench(snapshot))
         await self.store.append_messages(self.task_id, 0, plan.messages)
-        checkpoint = {"versions": versions, "editors": sources, "facts": plan.facts, "feedback": ""}
+        checkpoint = {
+            "facts": plan.facts,
+            "versions": {str(path): documents[path].version for path in overlays.data},
+            "notes": _overlay_notes(overlays, documents, spec.root),
+            "feedback": "",
+        }
         await self.store.save_checkpoint(self.task_id, checkpoint)
         return checkpoint
 
@@ -140,10 +144,10 @@ class TaskRun:
 
     # -- after the loop --------------------------------------------------------------------------------------------------
 
-    async def _propose(self, bench: Workbench, versions: dict[str, int], verdict: Verdict, ending: Ending) -> None:
+    async def _propose(self, bench: Workbench, checkpoint: dict[str, Any], verdict: Verdict, ending: Ending) -> None:
         card = await self._with_totals(verdict.card)
-        proposal, notes = await self._proposal(bench, versions, verdict.paths)
-        card = replace(card, notes=(*card.notes, *notes))
+        proposal, notes = await self._proposal(bench, checkpoint["versions"], verdict.paths)
+        card = replace(card, notes=(*card.notes, *checkpoint["notes"], *notes))
         self.desk.emit("card", {"card": to_json(card)}, card=card)
         self.desk.emit("hunks", {"hunks": to_json(proposal.hunks)}, proposal=proposal)
         if ending.reason in (EndReason.BUDGET, EndReason.STUCK):
@@ -190,6 +194,21 @@ class TaskRun:
             completion_tokens=sum(turn["completion_tokens"] for turn in turns),
             elapsed_s=round(time.time() - started, 1),
         )
+
+
+def _check_target(snapshot: Snapshot, spec: TaskSpec) -> None:
+    target = spec.path.relative_to(spec.root)
+    if (snapshot.path / target).exists():
+        return
+    reasons = {item.path: item.reason for item in snapshot.left_out}
+    why = reasons.get(target.as_posix(), "git ignores it, or it was deleted meanwhile")
+    raise TaskError(f"{spec.path} is not in the snapshot that the task works on: {why}", "choose a file that git does not ignore")
+
+
+def _overlay_notes(overlays: Overlays, documents: Mapping[Path, OpenDocument], root: Path) -> list[str]:
+    names = {path: path.relative_to(root).as_posix() for path in documents}
+    notes = [f"includes the unsaved text of {names[path]} in {documents[path].editor.name}" for path in overlays.data]
+    return notes + [f"without the unsaved text of {names[path]}: {reason}" for path, reason in overlays.left_out.items()]
 
 
 def _decided(proposal: Proposal | None) -> dict[str, HunkState]:

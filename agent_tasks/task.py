@@ -201,6 +201,7 @@ class TaskEvent:
       progress    {message, done, total}        long work of the harness (model load, snapshot, tests)
       card        {card}
       hunks       {hunks}                       the proposal, and again after each accept or reject
+      comment     {text, hunk_ids}              what a person wrote when rejecting
     """
 
     task_id: str

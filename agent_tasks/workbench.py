@@ -17,7 +17,7 @@ from .worktree import Snapshot
 
 MAX_FILE_BYTES = 2_000_000
 MAX_REPORT_BYTES = 16_000_000
-_SKIPPED_FOLDERS = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__"})
+_SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class Workbench:
         top = check_path(self.tree, folder, write=False)
         found: list[str] = []
         for directory, folders, names in os.walk(top):
-            folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
-            paths = (Path(directory, name) for name in sorted(names))
+            folders[:] = [name for name in folders if name not in _SKIPPED]
+            paths = (Path(directory, name) for name in names if name not in _SKIPPED)
             found += [path.relative_to(self.tree).as_posix() for path in paths if path.is_file() and not path.is_symlink()]
-        return [path for path in found if self._is_readable(path)]
+        return sorted(path for path in found if self._is_readable(path))
 
     def _is_readable(self, path: str) -> bool:
         try:

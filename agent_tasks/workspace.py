@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .text import TextError, decode
 
@@ -71,18 +71,25 @@ class Workspace:
         return {path: documents[-1] for path, documents in self._documents.items() if path.is_relative_to(root)}
 
 
-def document_bytes(documents: Mapping[Path, OpenDocument]) -> dict[Path, bytes]:
-    """What each document would be on disk: in the encoding, and with the byte order mark, of its file. Reads the disk.
+class Overlays(NamedTuple):
+    """Unsaved text as it would be on disk, and why that of other files is left out."""
 
-    Files that are not there, or not text, are left out: a task works on saved names only.
-    """
-    overlays: dict[Path, bytes] = {}
+    data: dict[Path, bytes]
+    left_out: dict[Path, str]
+
+
+def unsaved(documents: Mapping[Path, OpenDocument]) -> Overlays:
+    """The documents that differ from the disk, each with the encoding and the byte order mark of its file. Reads the disk."""
+    overlays = Overlays({}, {})
     for path, document in documents.items():
         try:
             on_disk = path.read_bytes()
-            overlay = decode(on_disk).encode(document.text)
-        except (OSError, TextError):
-            continue
-        if overlay != on_disk:
-            overlays[path] = overlay
+            overlay = decode(on_disk, path.name).encode(document.text)
+        except FileNotFoundError:
+            overlays.left_out[path] = "it was never saved"
+        except (OSError, TextError) as error:
+            overlays.left_out[path] = error.message if isinstance(error, TextError) else str(error.strerror)
+        else:
+            if overlay != on_disk:
+                overlays.data[path] = overlay
     return overlays

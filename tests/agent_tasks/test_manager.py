@@ -23,13 +23,13 @@ from task_harness import Harness, fingerprint, git, make_repository, open_harnes
 
 TWO_PLACES = "import os\nx = 1\ny = 2\nz = 3\n\n\ndef f():\n    return f''\n"
 CLEANED = "x = 1\ny = 2\nz = 3\n\n\ndef f():\n    return ''\n"
-UNREACHABLE = "def f():\n    return 1\n    x = 2\n"
+MUTABLE = "def f(x=[]):\n    return x\n"
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """a.py: mended by the linter in two places. b.py: needs a model."""
-    return make_repository(tmp_path / "project", {"a.py": TWO_PLACES, "b.py": UNREACHABLE})
+    return make_repository(tmp_path / "project", {"a.py": TWO_PLACES, "b.py": MUTABLE})
 
 
 def hunks(task: Task) -> list[tuple[str, HunkState]]:
@@ -40,7 +40,7 @@ def hunks(task: Task) -> list[tuple[str, HunkState]]:
 def blocked() -> tuple[ScriptedModel, asyncio.Event]:
     """A model that answers when the event is set."""
     go = asyncio.Event()
-    return ScriptedModel([go, call("edit_file", path="b.py", search="    x = 2\n", replace="")]), go
+    return ScriptedModel([go, call("edit_file", path="b.py", search="x=[]", replace="x=()")]), go
 
 
 # -- running ---------------------------------------------------------------------------------------------------------------
@@ -90,6 +90,8 @@ async def test_the_snapshot_holds_unsaved_text(project: Path, state: Path) -> No
         (change,) = task.proposal.changes
     assert change.base == b"import sys\nx = 1\n"
     assert change.hunks[0].base_version == 7
+    assert task.card is not None
+    assert "includes the unsaved text of a.py in editor" in task.card.notes
     assert (project / "a.py").read_text() == TWO_PLACES
 
 
@@ -121,6 +123,15 @@ async def test_a_folder_without_git_and_an_empty_repository_work(tmp_path: Path,
         assert (root / "a.py").read_text() == "", task.message
 
 
+async def test_an_ignored_file_fails_with_the_reason(project: Path, state: Path) -> None:
+    (project / ".gitignore").write_text("c.py\n")
+    (project / "c.py").write_text("import os\n")
+    async with open_harness(state, project, ScriptedModel([])) as harness:
+        task = await harness.run("cleanup", "c.py")
+    assert task.state is TaskState.FAILED
+    assert "git ignores it" in task.message
+
+
 async def test_a_vanished_workspace_fails(project: Path, state: Path) -> None:
     async with open_harness(state, project / "gone", ScriptedModel([])) as harness:
         task = await harness.run("cleanup", "a.py")
@@ -139,7 +150,7 @@ async def test_a_model_error_fails_the_task_with_its_message(project: Path, stat
 
 async def test_the_turn_budget_parks_and_resume_grants_another(project: Path, state: Path) -> None:
     reads = [call("read_file", path="b.py", first=n) for n in (1, 2)]
-    mend = call("edit_file", path="b.py", search="    x = 2\n", replace="")
+    mend = call("edit_file", path="b.py", search="x=[]", replace="x=()")
     async with open_harness(state, project, ScriptedModel([*reads, mend]), max_turns=2) as harness:
         parked = await harness.run("cleanup", "b.py")
         await harness.manager.resume(parked.id)
@@ -171,7 +182,7 @@ async def test_stop_cancels_the_completion_at_once(project: Path, state: Path) -
         elapsed = time.monotonic() - start
         again = await harness.manager.stop(sent.id)
     assert task.state is again.state is TaskState.STOPPED
-    assert elapsed < 0.2
+    assert elapsed < 2.0  # 0.1 s on an idle machine
     assert model.cancelled == 1
     assert not (state / "worktrees" / task.id).exists()
 
@@ -187,7 +198,7 @@ async def test_stop_kills_a_running_command(state: Path, tmp_path: Path) -> None
         await harness.manager.stop(sent.id)
         elapsed = time.monotonic() - start
         assert not _commands_of(sent.id)
-    assert elapsed < 1.0
+    assert elapsed < 2.0  # 0.1 s on an idle machine
 
 
 def _commands_of(task_id: str) -> list[bytes]:
@@ -284,7 +295,7 @@ async def test_after_a_kill_tasks_are_parked_or_queued_and_nothing_is_lost(proje
     first, second = (await process.stdout.readline()).decode().split()
     process.kill()
     assert await process.wait() == -signal.SIGKILL
-    mend = call("edit_file", path="b.py", search="    x = 2\n", replace="")
+    mend = call("edit_file", path="b.py", search="x=[]", replace="x=()")
     async with open_harness(state, project, ScriptedModel([mend])) as harness:
         parked = harness.manager.task(first)
         assert (parked.state, parked.reason) == (TaskState.NEEDS_YOU, NeedsYou.RESTART)
@@ -452,7 +463,7 @@ async def test_a_vanished_folder_leaves_a_conflict(project: Path, state: Path) -
         shutil.rmtree(project)
         result = await harness.manager.accept(task.id)
     assert result.task.reason is NeedsYou.CONFLICT
-    assert not project.exists()
+    assert fingerprint(project) == {}
 
 
 async def test_rejecting_leaves_the_file_alone(project: Path, state: Path) -> None:
@@ -495,16 +506,16 @@ async def test_two_accepts_at_once_apply_every_hunk_once(project: Path, state: P
 
 
 async def test_a_rejection_with_a_comment_goes_back_to_the_model(project: Path, state: Path) -> None:
-    mend = call("edit_file", path="b.py", search="    x = 2\n", replace="")
+    mend = call("edit_file", path="b.py", search="x=[]", replace="x=()")
     model = ScriptedModel([mend, call("finish", summary="nothing else to do")])
     async with open_harness(state, project, model) as harness:
         task = await harness.run("cleanup", "b.py")
-        queued = await harness.manager.reject(task.id, comment="keep x")
+        queued = await harness.manager.reject(task.id, comment="keep the list")
         end = await harness.until(task.id, "proposed", "needs-you", "failed")
         comments = [event.data for event in await harness.manager.events(task.id) if event.type == "comment"]
     assert queued.state is TaskState.QUEUED
-    assert comments == [{"text": "keep x", "hunk_ids": [hunk_id for hunk_id, _ in hunks(task)]}]
-    assert "keep x" in next(message for message in reversed(model.prompts[1]) if message.role == "user").content
+    assert comments == [{"text": "keep the list", "hunk_ids": [hunk_id for hunk_id, _ in hunks(task)]}]
+    assert "keep the list" in next(message for message in reversed(model.prompts[1]) if message.role == "user").content
     assert end.state is TaskState.PROPOSED
     assert HunkState.PENDING not in [state for _, state in hunks(end)]
 
@@ -519,11 +530,11 @@ async def test_a_comment_on_work_without_a_model_is_kept_and_the_task_rejected(p
 
 
 async def test_prose_instead_of_a_call_is_told_so(project: Path, state: Path) -> None:
-    mend = call("edit_file", path="b.py", search="    x = 2\n", replace="")
-    thinking = Message("assistant", "<think>secret plans</think>I would remove x.")
+    mend = call("edit_file", path="b.py", search="x=[]", replace="x=()")
+    thinking = Message("assistant", "<think>secret plans</think>I would change x.")
     model = ScriptedModel([thinking, mend])
     async with open_harness(state, project, model) as harness:
         task = await harness.run("cleanup", "b.py")
     assert task.state is TaskState.PROPOSED
-    assert model.prompts[1][2].content == "I would remove x."
+    assert model.prompts[1][2].content == "I would change x."
     assert "not a tool call" in model.prompts[1][3].content

@@ -21,8 +21,14 @@ def load_stock(path):
     """Items as [name, quantity, price], read from a JSON file; none when it cannot be read."""
     try:
         return json.loads(Path(path).read_text())
-    except:
+    except (OSError, ValueError):
         return []
+
+
+def add_item(name, quantity, price, items=[]):
+    """The items with one more at the end."""
+    items.append([name, quantity, price])
+    return items
 
 
 def make_report(items):

@@ -1,4 +1,4 @@
-from shop.report import format_line, load_stock, make_report
+from shop.report import add_item, format_line, load_stock, make_report
 
 
 def test_line_has_name_quantity_and_total():
@@ -19,6 +19,10 @@ def test_missing_or_broken_stock_is_empty(tmp_path):
     assert load_stock(tmp_path / "missing.json") == []
     (tmp_path / "broken.json").write_text("{")
     assert load_stock(tmp_path / "broken.json") == []
+
+
+def test_an_item_is_added_at_the_end():
+    assert add_item("saw", 1, 9.0, [["nails", 3, 0.5]]) == [["nails", 3, 0.5], ["saw", 1, 9.0]]
 
 
 def test_report_ends_with_the_value():
