@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from .errors import TaskError
 from .policy import PolicyError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
 class StaleFileError(TaskError):
     """The file is no longer what was read. Nothing was written."""
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """asyncio.to_thread whose cancellation waits for the thread, so that nothing is written after a clean-up."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # seen, and overtaken by the cancellation
+        raise
 
 
 def content_hash(data: bytes | None) -> str:

@@ -6,7 +6,6 @@ that changed are read again. Conversions are switched off for every path: a blob
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import secrets
@@ -18,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 
 from .errors import TaskError
+from .files import in_thread
 from .git import Git, GitError, user_excludes_file
 from .policy import secret_reason
 
@@ -74,12 +74,12 @@ def find_repository(root: Path) -> UserRepository | None:
 
 async def open_store(root: Path, stores: Path) -> Path:
     """The store of `root`, made if there is none. It appears in one step, so a crash leaves no half of it."""
-    repository = await asyncio.to_thread(find_repository, root)
+    repository = await in_thread(find_repository, root)
     top = repository.top if repository else root
     store = stores / f"{sha256(os.fsencode(root) + b'//' + os.fsencode(top)).hexdigest()[:20]}.git"
     if not store.is_dir():
         new = stores / f".new-{secrets.token_hex(6)}"
-        object_format = await asyncio.to_thread(_object_format, repository)
+        object_format = await in_thread(_object_format, repository)
         await Git(new).run("init", "--quiet", "--bare", "--template=", f"--object-format={object_format}")
         (new / "info").mkdir(exist_ok=True)
         (new / "info" / "attributes").write_text(_RAW)
@@ -98,18 +98,18 @@ async def stage(
     In: tracked and untracked files. Out: ignored ones, secrets, nested repositories, unreadable files, and `private` (our own
     state, should it lie inside). `scratch` is an empty folder for temporary files.
     """
-    repository = await asyncio.to_thread(find_repository, root)
+    repository = await in_thread(find_repository, root)
     top = repository.top if repository else root
     prefix = "" if root == top else root.relative_to(top).as_posix() + "/"
     git = Git(store, work_tree=top, index=scratch / "index", excludes=await user_excludes_file())
-    await asyncio.to_thread(_prepare, store, scratch, repository, top, private)
+    await in_thread(_prepare, store, scratch, repository, top, private)
     tracked = await _tracked_but_ignored(git, repository, scratch, prefix)
     listed = set(await _list(git, prefix, "--modified", "--deleted", "--others"))
-    take, left_out = await asyncio.to_thread(_select, top, prefix, listed | tracked, limits)
+    take, left_out = await in_thread(_select, top, prefix, listed | tracked, limits)
     await _add(git, take)
     unwanted = set(await _list(git, prefix, "--cached", "--ignored")) - tracked
     await git.run("update-index", "--force-remove", "-z", "--stdin", stdin=b"".join(p + b"\0" for p in unwanted))
-    await asyncio.to_thread(_publish_index, scratch / "index", store / "index")
+    await in_thread(_publish_index, scratch / "index", store / "index")
     left_out += await _overlay(git, root, prefix, overlays)
     return Staged(await _commit(git, prefix), tuple(left_out))
 
@@ -133,7 +133,7 @@ async def _tracked_but_ignored(git: Git, repository: UserRepository | None, scra
     if repository is None or not (repository.git_dir / "index").is_file():
         return set()
     copy = scratch / "user-index"
-    await asyncio.to_thread(_copy_index, repository.git_dir, copy, git.git_dir)
+    await in_thread(_copy_index, repository.git_dir, copy, git.git_dir)
     try:
         return set(await _list(replace(git, index=copy), prefix, "--cached", "--ignored"))
     except GitError as error:
@@ -213,7 +213,7 @@ async def _overlay(git: Git, root: Path, prefix: str, overlays: Mapping[Path, by
     left_out: list[LeftOut] = []
     entries: list[bytes] = []
     for path, data in overlays.items():
-        real = await asyncio.to_thread(path.resolve)
+        real = await in_thread(path.resolve)
         if not real.is_relative_to(root):
             continue
         name = real.relative_to(root)

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from .changes import ChangeList, list_changes
 from .errors import TaskError
+from .files import in_thread
 from .git import Git, user_excludes_file
 from .mounts import Mounts, python_folders
 from .policy import protected_reason
@@ -85,7 +86,7 @@ async def create_snapshot(
     folder = worktrees / task_id
     try:
         root = await asyncio.to_thread(_checked_root, root)
-        await asyncio.to_thread(_make_folders, worktrees, folder)
+        _make_folders(worktrees, folder)  # no thread and no await: a cancelled snapshot must know whether it made them
         return await _create(root, folder, worktrees, overlays, limits or SnapshotLimits())
     except OSError as error:
         raise TaskError(
@@ -136,8 +137,8 @@ async def _create(root: Path, folder: Path, worktrees: Path, overlays: Mapping[P
         # Named after the task, so that git's data of one worktree is never taken for that of another.
         snapshot = Snapshot(folder / task_id, root, staged.commit, _git_dir(store, task_id), staged.left_out)
         await Git(store).run("worktree", "add", "--quiet", "--detach", str(snapshot.path), staged.commit)
-        await asyncio.to_thread(shutil.rmtree, scratch)
-        await asyncio.to_thread(_record, snapshot, store.name)
+        await in_thread(shutil.rmtree, scratch)
+        await in_thread(_record, snapshot, store.name)
         done = True
         return snapshot
     finally:

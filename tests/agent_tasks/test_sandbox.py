@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rapidfuzz
 from quadjet.agent_tasks.mounts import python_folders
 from quadjet.agent_tasks.sandbox import CommandResult, Sandbox, SandboxLimits, SandboxUnavailable
 from quadjet.agent_tasks.worktree import Snapshot, create_snapshot
@@ -373,8 +374,8 @@ def test_it_works_as_an_ordinary_user(sandbox: Sandbox, public_folder: Path) -> 
     python = Path("/usr/bin/python3")
     if not python.exists() or b"3.1" not in subprocess.run([python, "-V"], capture_output=True, check=True).stdout:
         pytest.skip("there is no Python 3.11 that every user can run")
-    source = Path(inspect.getfile(Sandbox)).resolve().parent
-    shutil.copytree(source, public_folder / "quadjet" / "agent_tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    for package, name in ((Path(inspect.getfile(Sandbox)), "quadjet/agent_tasks"), (Path(rapidfuzz.__file__), "rapidfuzz")):
+        shutil.copytree(package.resolve().parent, public_folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     tree = public_folder / "tree"
     tree.mkdir()
     os.chown(tree, 65534, 65534)
