@@ -1,4 +1,8 @@
-"""The loop: transcript in, one tool call out, its result appended, again. Limits end it; the transcript only grows."""
+"""The loop: transcript in, one tool call out, its result appended, again. Limits end it; the transcript only grows.
+
+A system message opens a chapter, and the model sees the last one only: small models repeat what they did before, and the
+part that all chapters share, the tools, stays in the cache.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from typing import Any
 
 from ..engine.chat import ChatModel, ContextOverflowError, FinishReason, Message, SamplingParams, ToolCall
 from .task import TaskState
-from .tools import Toolbox, ToolResult
+from .tools import Toolbox
 
 STRATEGY_AT = 3
 STUCK_AT = 4
@@ -101,7 +105,7 @@ class Agent:
             raise LoopEnded(Ending(EndReason.BUDGET, note=f"the budget of {self.limits.max_turns} turns is used up"))
         is_free = self.toolbox.read_text is not None and not self.must_call
         reply = await self.model.complete(
-            self.transcript,
+            self._chapter(),
             tools=self.toolbox.specs,
             tool_choice="auto" if is_free else "required",
             params=SamplingParams(max_tokens=self.limits.max_tokens),
@@ -131,7 +135,8 @@ class Agent:
         if message.content:
             self.emit("text", {"text": message.content})
         for call in calls:
-            await self._answer(call)
+            if await self._answer(call):
+                break  # what else this reply wanted belongs to the chapter that is over
         if calls:
             self.must_call = False
         elif not cut_off and self.toolbox.read_text and (meant := self.toolbox.read_text(message.content)):
@@ -147,32 +152,40 @@ class Agent:
         await self._append(Message("user", text))
         self._check_stuck(count)
 
-    async def _answer(self, call: ToolCall, in_text: bool = False) -> None:
-        """Run a call and append its result; to a call that was read from text it is said as a user."""
+    async def _answer(self, call: ToolCall, in_text: bool = False) -> bool:
+        """Run a call and append its result; to a call that was read from text it is said as a user. True: a chapter begins."""
         self.emit("tool_call", {"id": call.id, "name": call.name, "arguments": call.arguments})
         self.move(TaskState.WAITING_TOOL, f"running {call.name}")
         result = await self.toolbox.call(call)
         self.move(TaskState.RUNNING, f"{self.model.name} is working")
         count = self._count(_normal_call(call), result.text)
         if count == STRATEGY_AT and not result.done:
-            result = ToolResult(result.ok, f"{result.text}\n{_STRATEGY.format(count=count)}")
+            result = replace(result, text=f"{result.text}\n{_STRATEGY.format(count=count)}")
         await self._append(Message("user", result.text) if in_text else Message("tool", result.text, tool_call_id=call.id))
         self.emit("tool_result", {"id": call.id, "name": call.name, "ok": result.ok, "text": result.text})
         if result.done:
             raise LoopEnded(Ending(EndReason.FINISHED, call.arguments))
         self._check_stuck(count)
+        if result.next_question:
+            await self._append(self._chapter()[0], Message("user", result.next_question))
+        return bool(result.next_question)
 
     async def _answer_interrupted(self) -> None:
         """A call may have no result after a pause or a crash; every call needs one before the model is asked again."""
-        answered = {message.tool_call_id for message in self.transcript if message.role == "tool"}
-        for message in list(self.transcript):
+        chapter = self._chapter()
+        answered = {message.tool_call_id for message in chapter if message.role == "tool"}
+        for message in chapter:
             for call in message.tool_calls:
                 if call.id not in answered:
                     await self._append(Message("tool", _INTERRUPTED, tool_call_id=call.id))
 
-    async def _append(self, message: Message) -> None:
-        await self.append(len(self.transcript), [message])
-        self.transcript.append(message)
+    def _chapter(self) -> list[Message]:
+        start = max((n for n, message in enumerate(self.transcript) if message.role == "system"), default=0)
+        return self.transcript[start:]
+
+    async def _append(self, *messages: Message) -> None:
+        await self.append(len(self.transcript), messages)
+        self.transcript += messages
 
     def _count(self, call: str, result: str) -> int:
         key = f"{call}\n{_normal(result)}"

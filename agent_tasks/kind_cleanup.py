@@ -66,17 +66,15 @@ class Cleanup:
 
     def _messages(self, bench: Workbench, facts: dict[str, Any], left: list[Finding]) -> tuple[Message, ...]:
         scope = _scope(bench, facts)
-        question = next((finding for finding in left if _in_range(finding, scope)), None)
-        path = question.path if question else next(iter(facts["base"]))
-        lines = decode(bench.read(path)).normalised.splitlines()
-        extra = prompts.instruction(bench.spec.instruction) + _diagnostics(bench, left)
-        if question is not None:
-            function = enclosing_function(bench.read(path), question.line)
-            user = prompts.finding_question(question, lines, function)
-            return Message("system", prompts.CLEANUP), Message("user", user + extra)
+        finding = next((finding for finding in left if _in_range(finding, scope)), None)
+        if finding is not None:
+            return Message("system", prompts.CLEANUP), Message("user", _question(bench, finding, left))
         if bench.spec.instruction:
+            path = next(iter(facts["base"]))
+            lines = decode(bench.read(path)).normalised.splitlines()
             code = prompts.excerpt(lines, scope.first if scope else 1, scope.last if scope else len(lines))
-            return Message("system", prompts.CLEANUP), Message("user", f"{path}{extra}\n{code}")
+            wish = prompts.instruction(bench.spec.instruction) + _diagnostics(bench, left)
+            return Message("system", prompts.CLEANUP), Message("user", f"{path}:\n{code}{wish}")
         return ()
 
     def toolbox(self, bench: Workbench, facts: dict[str, Any]) -> Toolbox:
@@ -163,18 +161,27 @@ class _Session:
         return ""
 
     def _next(self, findings: list[Finding], problem: str) -> ToolResult:
-        if problem and findings:
-            self.attempts[(self.current or findings[0].key)] += 1
-        open_findings = [finding for finding in findings if self.attempts[finding.key] < MAX_ATTEMPTS]
+        """Once more the same finding, or the next one in a new chapter, or the end."""
+        before = self.current or (findings[0].key if findings else None)
+        if problem and before:
+            self.attempts[before] += 1
         said = f"Not done, the file is as before: {problem}." if problem else "Done."
-        if not open_findings:
+        finding = next((finding for finding in findings if self.attempts[finding.key] < MAX_ATTEMPTS), None)
+        if finding is None:
             if self.bench.spec.instruction:
                 return ToolResult(not problem, f"{said} Call finish when the user's wish is met.")
             return ToolResult(not problem, said, done=True)
-        self.current = open_findings[0].key
-        data = self.bench.read(open_findings[0].path)
-        lines, function = decode(data).normalised.splitlines(), enclosing_function(data, open_findings[0].line)
-        return ToolResult(not problem, f"{said}\n{prompts.finding_question(open_findings[0], lines, function)}")
+        self.current = finding.key
+        if problem and finding.key == before:
+            return ToolResult(False, f"{said} Try once more. {finding.hint}")
+        return ToolResult(not problem, said, next_question=_question(self.bench, finding, findings))
+
+
+def _question(bench: Workbench, finding: Finding, findings: list[Finding]) -> str:
+    data = bench.read(finding.path)
+    lines, function = decode(data).normalised.splitlines(), enclosing_function(data, finding.line)
+    asked = prompts.finding_question(finding, lines, function)
+    return asked + prompts.instruction(bench.spec.instruction) + _diagnostics(bench, findings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,15 @@ MAX_SEARCHED_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model is told. `done`: the loop ends here."""
+    """What the model is told. `done`: the loop ends here.
+
+    `next_question`, if any, opens a new chapter: the model is asked it afresh, without what was said before.
+    """
 
     ok: bool
     text: str
     done: bool = False
+    next_question: str = ""
 
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[ToolResult]]

@@ -31,6 +31,7 @@ class ScriptedModel:
         self.context = context
         self.prompts: list[list[Message]] = []
         self.tools: list[tuple[ToolSpec, ...]] = []
+        self.choices: list[str] = []
         self.keys: list[str] = []
         self.waiting = asyncio.Event()
         self.cancelled = 0
@@ -56,6 +57,7 @@ class ScriptedModel:
     ) -> Reply:
         self.prompts.append(list(messages))
         self.tools.append(tuple(tools))
+        self.choices.append(tool_choice)
         self.keys.append(key)
         tokens = self.count_tokens(messages, tools)
         if tokens > self.context:

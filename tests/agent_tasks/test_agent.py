@@ -42,7 +42,7 @@ class Loop:
 
 def echo() -> Tool:
     async def handle(arguments: Mapping[str, Any]) -> ToolResult:
-        return ToolResult(True, f"you said {arguments['text']}")
+        return ToolResult(True, f"you said {arguments['text']}", next_question="what now?" if arguments["text"] == "next" else "")
 
     return Tool(make_spec("echo", "", {"text": text_argument("", 100)}), handle)
 
@@ -68,6 +68,31 @@ async def test_each_prompt_extends_the_one_before() -> None:
     for earlier, later in zip(loop.model.prompts, loop.model.prompts[1:], strict=False):
         assert later[: len(earlier)] == earlier
     assert set(loop.model.keys) == {"k"}
+
+
+async def test_a_new_question_is_asked_without_what_was_said_before() -> None:
+    loop = Loop([call("echo", text="next"), call("echo", text="a"), END])
+    await loop.agent.run()
+    assert loop.model.prompts[1] == [START[0], Message("user", "what now?")]
+    assert loop.model.prompts[2][:2] == loop.model.prompts[1]
+    assert loop.journal[:2] == START
+    assert loop.journal[3].content == "you said next"
+    assert [message.role for message in loop.journal].count("system") == 2
+
+
+async def test_calls_of_a_chapter_that_is_over_are_dropped() -> None:
+    both = Message("assistant", "", (call("echo", text="next"), call("echo", text="late")))
+    loop = Loop([both, END])
+    await loop.agent.run()
+    assert "you said late" not in [message.content for message in loop.journal]
+
+
+async def test_code_in_text_is_read_as_a_call_and_other_text_leads_to_a_locked_turn() -> None:
+    loop = Loop([Message("assistant", "hm"), call("echo", text="a"), Message("assistant", "echo: b"), END])
+    loop.agent.toolbox.read_text = lambda text: call("echo", text=text[6:]) if text.startswith("echo: ") else None
+    await loop.agent.run()
+    assert loop.model.choices == ["auto", "required", "auto", "auto"]
+    assert loop.journal[-3] == Message("user", "you said b")
 
 
 async def test_a_cut_off_call_is_not_run() -> None:

@@ -77,10 +77,11 @@ async def test_cleanup_mends_every_finding_and_keeps_the_tests(sample: Path, sta
 async def test_cleanup_shows_one_finding_at_a_time(sample: Path, state: Path) -> None:
     model = ScriptedModel(MENDED)
     async with open_harness(state, sample, model) as harness:
-        task = await harness.run("cleanup", REPORT)
-        results = harness.tool_results(task.id)
-    assert ["E711" in model.prompts[0][1].content, "B006" in model.prompts[0][1].content] == [True, False]
-    assert "B006" in results[0]
+        await harness.run("cleanup", REPORT)
+    shown = [[code in prompt[1].content for code in ("E711", "B006")] for prompt in model.prompts]
+    assert shown == [[True, False], [False, True]]
+    assert [len(prompt) for prompt in model.prompts] == [2, 2]
+    assert model.prompts[0][0] == model.prompts[1][0]
 
 
 async def test_cleanup_without_a_useful_model_offers_the_linters_part(sample: Path, state: Path) -> None:
