@@ -10,6 +10,7 @@ from .backend import PAGE_TOKENS
 from .errors import EngineError
 from .gguf_file import GgufFile
 from .model import ModelConfig, tensor_shapes
+from .reference_attention import QUERY_COLUMNS
 
 WEIGHTS_SHARE = 0.7
 """Most of the free memory that weights may take: the rest is for the cache, the daemon, editors and what the agents run."""
@@ -54,11 +55,12 @@ def memory_budget(
     weights = FLOAT_BYTES * sum(_size(shape) for shape in shapes.values())
     weights += FLOAT_BYTES * _size(table) if config.is_tied else file.tensors["token_embd.weight"].nbytes
     per_token = 2 * config.num_layers * config.kv_width * FLOAT_BYTES
+    attention = num_pages * config.kv_heads * (PAGE_TOKENS + config.head_dim) * QUERY_COLUMNS
     features = 4 * config.hidden + 3 * config.ffn + 2 * (config.q_width + config.kv_width) + config.vocab_size
     return Budget(
         weights_bytes=weights,
         kv_bytes=num_pages * PAGE_TOKENS * per_token,
-        scratch_bytes=2 * max_rows * features * FLOAT_BYTES,
+        scratch_bytes=(2 * max_rows * features + attention) * FLOAT_BYTES,
         free_bytes=free_memory() if free_bytes is None else free_bytes,
     )
 

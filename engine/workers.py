@@ -7,7 +7,7 @@ call then waits for the slowest core and steps take many times longer. Here whoe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import numpy as np
@@ -23,7 +23,10 @@ class Workers:
         self._helpers = ThreadPoolExecutor(count - 1, "workers") if count > 1 else None
 
     def run(self, work: Callable[[Item], None], items: Sequence[Item]) -> None:
-        """Call `work` once for each item, in any order and thread, and return when all are done."""
+        """Call `work` once for each item, in any order and thread, and return when all are done.
+
+        If a call raises, so does this, once no thread is at work any more; some items may then be left out.
+        """
         if self._helpers is None or len(items) < 2:
             for item in items:
                 work(item)
@@ -36,7 +39,11 @@ class Workers:
                     work(item)
 
         helping = [self._helpers.submit(drain) for _ in range(min(self.count, len(items)) - 1)]
-        drain()
+        try:
+            drain()
+        finally:
+            # One that has not begun yet would find nothing left.
+            wait([helper for helper in helping if not helper.cancel()])
         for helper in helping:
-            if not helper.cancel():  # one that has not begun yet would find nothing left
+            if not helper.cancelled():
                 helper.result()
