@@ -11,21 +11,18 @@ import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from ..engine.chat import ChatModel, ContextOverflowError, FinishReason, Message, SamplingParams, ToolCall
+from . import prompts
 from .task import TaskState
 from .tools import Toolbox
 
 STRATEGY_AT = 3
 STUCK_AT = 4
 
-_CUT_OFF = "Your answer was cut off after {tokens} tokens, so nothing was done. Make one shorter tool call."
-_NO_CALL = "That was not a tool call, so nothing was done. Answer with exactly one tool call: {names}."
-_STRATEGY = "You made this call {count} times with the same result. Do something else: other lines, another tool, or finish."
-_INTERRUPTED = "This call was interrupted and its effect is unknown. Read the file again before you go on."
 _THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
 
 
@@ -113,18 +110,7 @@ class Agent:
         )
         self.turns += 1
         number, usage = self.turns_before + self.turns, reply.usage
-        self.emit(
-            "turn",
-            {
-                "number": number,
-                "prompt_tokens": usage.prompt_tokens,
-                "cached_tokens": usage.cached_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "prefill_s": usage.prefill_s,
-                "decode_s": usage.decode_s,
-            },
-            turns=number,
-        )
+        self.emit("turn", {"number": number, **asdict(usage)}, turns=number)
         await self._take(reply.message, reply.finish_reason)
 
     async def _take(self, message: Message, finish_reason: FinishReason) -> None:
@@ -147,7 +133,7 @@ class Agent:
     async def _nudge(self, cut_off: bool) -> None:
         self.must_call = True
         names = ", ".join(spec.name for spec in self.toolbox.specs)
-        text = _CUT_OFF.format(tokens=self.limits.max_tokens) if cut_off else _NO_CALL.format(names=names)
+        text = prompts.CUT_OFF.format(tokens=self.limits.max_tokens) if cut_off else prompts.NO_CALL.format(names=names)
         count = self._count("", text)
         await self._append(Message("user", text))
         self._check_stuck(count)
@@ -160,7 +146,7 @@ class Agent:
         self.move(TaskState.RUNNING, f"{self.model.name} is working")
         count = self._count(_normal_call(call), result.text)
         if count == STRATEGY_AT and not result.done:
-            result = replace(result, text=f"{result.text}\n{_STRATEGY.format(count=count)}")
+            result = replace(result, text=f"{result.text}\n{prompts.STRATEGY.format(count=count)}")
         await self._append(Message("user", result.text) if in_text else Message("tool", result.text, tool_call_id=call.id))
         self.emit("tool_result", {"id": call.id, "name": call.name, "ok": result.ok, "text": result.text})
         if result.done:
@@ -177,7 +163,7 @@ class Agent:
         for message in chapter:
             for call in message.tool_calls:
                 if call.id not in answered:
-                    await self._append(Message("tool", _INTERRUPTED, tool_call_id=call.id))
+                    await self._append(Message("tool", prompts.INTERRUPTED, tool_call_id=call.id))
 
     def _chapter(self) -> list[Message]:
         start = max((n for n, message in enumerate(self.transcript) if message.role == "system"), default=0)

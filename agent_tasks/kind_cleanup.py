@@ -7,7 +7,6 @@ those before; what does not pass is taken back to the linter's own fixes, and th
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,25 @@ from typing import Any
 from ..engine.chat import Message, ToolCall
 from . import prompts, python_lint
 from .agent import Ending
+from .cleanup_gate import (
+    check_worktree,
+    current_scope,
+    decoded_files,
+    find_findings,
+    in_range,
+    new_findings,
+    overlaps,
+    project_tests,
+    result_card,
+    tests_harm,
+)
 from .codec import from_json, to_json
 from .edits import apply_hunks, make_hunks
 from .kind import Plan, Verdict
 from .python_code import enclosing_function, function_names, functions_in_text
 from .python_lint import Finding, Linter, find_linter, syntax_problem
-from .python_tests import TestRun, find_interpreter, run_tests
-from .task import Card, Evidence, LineRange
+from .python_tests import TestRun
+from .task import Card, LineRange
 from .text import decode, line_opcodes, neutralise
 from .tools import Toolbox, ToolResult, edit_file, finish, read_file, rewrite_function, text_argument
 from .workbench import Workbench
@@ -31,7 +42,6 @@ MAX_FILES = 40
 MAX_ATTEMPTS = 2
 QUICK_TESTS_S = 10.0
 """Tests that take no longer are run after every edit, so that one bad edit does not cost the good ones."""
-MAX_LEFT_SHOWN = 20
 
 
 class Cleanup:
@@ -43,30 +53,30 @@ class Cleanup:
         if linter is None:
             notes.append("not verified: no sandbox" if bench.no_commands else "not linted: ruff is not installed")
         bench.progress("running the tests as they are", 0, 0)
-        tests = await _tests(bench)
+        tests = await project_tests(bench)
         bench.progress("running the linter", 0, 0)
-        before = await _find(bench, linter, paths)
+        before = await find_findings(bench, linter, paths)
         scope = bench.spec.range if paths == [bench.target] else None
-        wanted = sorted({finding.path for finding in before if _in_range(finding, scope)})
+        wanted = sorted({finding.path for finding in before if in_range(finding, scope)})
         base = {path: bench.read(path) for path in (wanted or paths[:1])}
         formatted = [path for path in base if linter and await python_lint.is_formatted(bench, linter, path)]
         if linter and wanted:
             await _fix(bench, linter, base, before=before, scope=scope, formatted=formatted)
-        left = await _find(bench, linter, list(base))
+        left = await find_findings(bench, linter, list(base))
         facts = {
             "base": to_json(base),
             "fixed": to_json({path: bench.read(path) for path in base}),
             "formatted": formatted,
             "before": to_json([finding for finding in before if finding.path in base]),
-            "after_fix": len([finding for finding in left if _in_range(finding, scope)]),
+            "after_fix": len([finding for finding in left if in_range(finding, scope)]),
             "tests": to_json(tests),
             "notes": notes,
         }
         return Plan(facts, self._messages(bench, facts, left))
 
     def _messages(self, bench: Workbench, facts: dict[str, Any], left: list[Finding]) -> tuple[Message, ...]:
-        scope = _scope(bench, facts)
-        finding = next((finding for finding in left if _in_range(finding, scope)), None)
+        scope = current_scope(bench, facts)
+        finding = next((finding for finding in left if in_range(finding, scope)), None)
         if finding is not None:
             return Message("system", prompts.CLEANUP), Message("user", _question(bench, finding, left))
         if bench.spec.instruction:
@@ -91,27 +101,27 @@ class Cleanup:
     async def verify(self, bench: Workbench, facts: dict[str, Any], ending: Ending) -> Verdict:
         if "unsupported" in facts:
             return Verdict(Card("not supported", verified=False, summary=facts["unsupported"], notes=tuple(facts["notes"])))
-        base, fixed = _bytes(facts["base"]), _bytes(facts["fixed"])
+        base, fixed = decoded_files(facts["base"]), decoded_files(facts["fixed"])
         linter = find_linter(bench.spec.root, bench.tree) if not bench.no_commands else None
         for path in facts["formatted"]:
             if linter and bench.read(path) != fixed[path]:
                 await python_lint.format_file(bench, linter, path)
         notes = [*facts["notes"], *([ending.note] if ending.note else [])]
         by_model = {path: bench.read(path) for path in base} != fixed
-        check = await _check(bench, linter, facts)
+        check = await check_worktree(bench, linter, facts)
         feedback = ""
         if by_model and check.harm:
             feedback = f"Your edits were taken back: {check.harm}."
             notes.append(f"the model's edits were taken back: {check.harm}")
             await asyncio.to_thread(_restore, bench, fixed)
             by_model = False
-            check = await _check(bench, linter, facts)
+            check = await check_worktree(bench, linter, facts)
         if check.harm:
             notes.append(f"the linter's fixes were taken back: {check.harm}")
             await asyncio.to_thread(_restore, bench, base)
-            check = await _check(bench, linter, facts)
+            check = await check_worktree(bench, linter, facts)
         changed = tuple(path for path, data in base.items() if bench.read(path) != data)
-        return Verdict(_card(bench, facts, check, changed=changed, notes=notes, by_model=by_model), changed, feedback)
+        return Verdict(result_card(bench, facts, check, changed=changed, notes=notes, by_model=by_model), changed, feedback)
 
 
 @dataclass
@@ -137,27 +147,27 @@ class _Session:
         """Keep an edit only if it removes a finding, adds none and leaves the tests as they were."""
         linter = find_linter(self.bench.spec.root, self.bench.tree) if not self.bench.no_commands else None
         after = await asyncio.to_thread(self.bench.read, path)
-        problem = problem or _outside(before, after, _scope(self.bench, self.facts, before)) or syntax_problem(after)
+        problem = problem or _outside(before, after, current_scope(self.bench, self.facts, before)) or syntax_problem(after)
         if not problem:
             problem = await self._useless_or_harmful(linter, path, before, after)
         if problem:
             await asyncio.to_thread(self.bench.write, path, before)
-        scope = _scope(self.bench, self.facts)
-        findings = await _find(self.bench, linter, list(self.facts["base"]))
-        return self._next([finding for finding in findings if _in_range(finding, scope)], problem)
+        scope = current_scope(self.bench, self.facts)
+        findings = await find_findings(self.bench, linter, list(self.facts["base"]))
+        return self._next([finding for finding in findings if in_range(finding, scope)], problem)
 
     async def _useless_or_harmful(self, linter: Linter | None, path: str, before: bytes, after: bytes) -> str:
-        now = await _find(self.bench, linter, [path])
+        now = await find_findings(self.bench, linter, [path])
         await asyncio.to_thread(self.bench.write, path, before)
-        earlier = await _find(self.bench, linter, [path])
+        earlier = await find_findings(self.bench, linter, [path])
         await asyncio.to_thread(self.bench.write, path, after)
-        if new := _new_findings(earlier, now):
+        if new := new_findings(earlier, now):
             return f"it adds a finding: {new[0]}"
         if len(now) >= len(earlier) and not self.bench.spec.instruction:
             return "the finding is still there"
         tests = from_json(TestRun, self.facts["tests"])
         if not tests.problem and tests.seconds <= QUICK_TESTS_S:
-            return _tests_harm(tests, await _tests(self.bench))
+            return tests_harm(tests, await project_tests(self.bench))
         return ""
 
     def _next(self, findings: list[Finding], problem: str) -> ToolResult:
@@ -184,119 +194,6 @@ def _question(bench: Workbench, finding: Finding, findings: list[Finding]) -> st
     return asked + prompts.instruction(bench.spec.instruction) + _diagnostics(bench, findings)
 
 
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """The worktree against what was before. `harm` is why it must not be proposed, or empty."""
-
-    findings: list[Finding]
-    tests: TestRun
-    harm: str
-    syntax: str
-    new: list[Finding]
-
-
-async def _check(bench: Workbench, linter: Linter | None, facts: dict[str, Any]) -> _Check:
-    base = _bytes(facts["base"])
-    baseline = from_json(TestRun, facts["tests"])
-    before = [from_json(Finding, item) for item in facts["before"]]
-    changed = [path for path, data in base.items() if bench.read(path) != data]
-    syntax = next((f"{path}, {problem}" for path in changed if (problem := syntax_problem(bench.read(path)))), "")
-    findings = await _find(bench, linter, list(base))
-    new = _new_findings(before, findings)
-    tests = baseline
-    if changed and not syntax and not baseline.problem:
-        bench.progress("running the tests", 0, 0)
-        tests = await _tests(bench)
-    harm = f"syntax error in {syntax}" if syntax else f"new finding {new[0]}" if new else _tests_harm(baseline, tests)
-    return _Check(findings, tests, harm if changed else "", syntax, new)
-
-
-def _card(
-    bench: Workbench, facts: dict[str, Any], check: _Check, *, changed: tuple[str, ...], notes: list[str], by_model: bool
-) -> Card:
-    scope = _scope(bench, facts)
-    asked = [
-        finding for finding in (from_json(Finding, item) for item in facts["before"]) if _in_range(finding, bench.spec.range)
-    ]
-    left = [finding for finding in check.findings if _in_range(finding, scope)]
-    linter = find_linter(bench.spec.root, bench.tree) if not bench.no_commands else None
-    baseline = from_json(TestRun, facts["tests"])
-    evidence = (
-        Evidence("syntax", not check.syntax, "", check.syntax or "every changed file parses"),
-        _lint_evidence(linter, facts, asked, left, check.new),
-        _tests_evidence(baseline, check.tests, bool(changed)),
-    )
-    fixed_by_linter = len(asked) - facts["after_fix"] if changed else 0
-    findings = {
-        "before": len(asked),
-        "after": len(left),
-        "fixed_by_linter": fixed_by_linter,
-        "fixed_by_model": facts["after_fix"] - len(left) if by_model else 0,
-        "left": [neutralise(str(finding)) for finding in left[:MAX_LEFT_SHOWN]],
-    }
-    title = _title(len(asked), len(left), bool(changed))
-    return Card(
-        title=title,
-        verified=all(item.passed is True for item in evidence),
-        summary=f"{bench.target}: {fixed_by_linter} by the linter, {findings['fixed_by_model']} by the model, {len(left)} left",
-        evidence=evidence,
-        findings=findings,
-        notes=tuple(neutralise(note) for note in notes),
-    )
-
-
-def _title(before: int, after: int, is_changed: bool) -> str:
-    if not before:
-        return "cleaned up as asked" if is_changed else "nothing to clean up"
-    if not is_changed:
-        return f"{before} findings, none mended"
-    return f"{before} findings, all mended" if not after else f"{before - after} of {before} findings mended"
-
-
-def _lint_evidence(
-    linter: Linter | None, facts: dict[str, Any], asked: list[Finding], left: list[Finding], new: list[Finding]
-) -> Evidence:
-    command = "ruff check " + " ".join(facts["base"])
-    if linter is None:
-        return Evidence("linter clean", None, command, "the linter could not be run; only code that never runs was looked for")
-    detail = f"{len(asked)} findings before, {len(left)} after, {len(new)} new ({linter.rules})"
-    return Evidence("linter clean", not left and not new, command, detail)
-
-
-def _tests_evidence(before: TestRun, after: TestRun, is_changed: bool) -> Evidence:
-    if before.problem:
-        return Evidence("tests unchanged", None, before.command, before.problem)
-    if after.problem:
-        return Evidence("tests unchanged", False, before.command, after.problem)
-    counts = f"{len(after.passed)} passed, {len(after.failed)} failed"
-    detail = f"{counts}, the same as before" if is_changed else f"{counts}; nothing was changed"
-    return Evidence("tests unchanged", not _tests_harm(before, after), before.command, detail)
-
-
-def _tests_harm(before: TestRun, after: TestRun) -> str:
-    if before.problem:
-        return ""
-    if after.problem:
-        return f"the tests do not run any more: {after.problem}"
-    changed = sorted((before.passed ^ after.passed) | (before.failed ^ after.failed))
-    return f"the result of {changed[0]} changed" if changed else ""
-
-
-async def _tests(bench: Workbench) -> TestRun:
-    if bench.no_commands:
-        return TestRun({}, problem="no sandbox")
-    interpreter = await asyncio.to_thread(find_interpreter, bench.spec.root)
-    if interpreter is None:
-        return TestRun({}, problem="pytest is not installed in the project's environment")
-    return await run_tests(bench, interpreter)
-
-
-async def _find(bench: Workbench, linter: Linter | None, paths: list[str]) -> list[Finding]:
-    if linter is not None:
-        return await python_lint.find(bench, linter, paths)
-    return [finding for path in paths for finding in python_lint.unreachable(path, bench.read(path))]
-
-
 async def _fix(
     bench: Workbench,
     linter: Linter,
@@ -313,26 +210,15 @@ async def _fix(
         if scope is not None:
             change = make_hunks(Path(path), data, bench.read(path))
             inside = [
-                hunk.id for hunk in change.hunks if _overlaps(hunk.old_start, hunk.old_start + max(hunk.old_lines - 1, 0), scope)
+                hunk.id for hunk in change.hunks if overlaps(hunk.old_start, hunk.old_start + max(hunk.old_lines - 1, 0), scope)
             ]
             bench.write(path, apply_hunks(change, inside) or b"")
         if path in formatted:
             await python_lint.format_file(bench, linter, path)
     relevant = [finding for finding in before if finding.path in base]
     broken = any(syntax_problem(bench.read(path)) and not syntax_problem(data) for path, data in base.items())
-    if broken or _new_findings(relevant, await python_lint.find(bench, linter, list(base))):
+    if broken or new_findings(relevant, await python_lint.find(bench, linter, list(base))):
         await asyncio.to_thread(_restore, bench, base)
-
-
-def _new_findings(before: list[Finding], after: list[Finding]) -> list[Finding]:
-    """Findings of `after` that `before` has not, or not as often. Lines are ignored: they move."""
-    counts = Counter(finding.key for finding in before)
-    new = []
-    for finding in after:
-        counts[finding.key] -= 1
-        if counts[finding.key] < 0:
-            new.append(finding)
-    return new
 
 
 def _python_files(bench: Workbench) -> tuple[list[str], list[str]]:
@@ -356,23 +242,6 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def _scope(bench: Workbench, facts: dict[str, Any], data: bytes | None = None) -> LineRange | None:
-    """The range asked for, grown or shrunk by the edits made in it so far, or up to the file's state `data`."""
-    asked = bench.spec.range
-    if asked is None:
-        return None
-    base = _bytes(facts["base"])[bench.target]
-    return LineRange(asked.first, asked.last + _growth(base, bench.read(bench.target) if data is None else data))
-
-
-def _in_range(finding: Finding, scope: LineRange | None) -> bool:
-    return scope is None or _overlaps(finding.line, max(finding.line, finding.end_line), scope)
-
-
-def _overlaps(first: int, last: int, scope: LineRange) -> bool:
-    return first <= scope.last and last >= scope.first
-
-
 def _outside(before: bytes, after: bytes, scope: LineRange | None) -> str:
     """Why an edit leaves the range, or an empty text."""
     if scope is None:
@@ -382,10 +251,6 @@ def _outside(before: bytes, after: bytes, scope: LineRange | None) -> str:
     if regions and (regions[0][0] + 1 < scope.first or regions[-1][1] > scope.last):
         return f"only lines {scope.first} to {scope.last} may be changed"
     return ""
-
-
-def _growth(before: bytes, after: bytes) -> int:
-    return len(decode(after).normalised.splitlines()) - len(decode(before).normalised.splitlines())
 
 
 def _diagnostics(bench: Workbench, left: list[Finding]) -> str:
@@ -399,7 +264,3 @@ def _restore(bench: Workbench, files: dict[str, bytes]) -> None:
     for path, data in files.items():
         if bench.read(path) != data:
             bench.write(path, data)
-
-
-def _bytes(files: dict[str, str]) -> dict[str, bytes]:
-    return {path: base64.b64decode(data) for path, data in files.items()}

@@ -18,6 +18,11 @@ MAX_EXCERPT_LINES = 60
 CLEANUP = "You clean up Python code. The behaviour stays the same."
 TRIAGE = "You fix bugs in Python. The tests are right; the code that they test is to be corrected."
 
+CUT_OFF = "Your answer was cut off after {tokens} tokens, so nothing was done. Make one shorter tool call."
+NO_CALL = "That was not a tool call, so nothing was done. Answer with exactly one tool call: {names}."
+STRATEGY = "You made this call {count} times with the same result. Do something else: other lines, another tool, or finish."
+INTERRUPTED = "This call was interrupted and its effect is unknown. Read the file again before you go on."
+
 
 def excerpt(lines: Sequence[str], first: int, last: int) -> str:
     """Lines first..last (from 1, both included, cut to the file) as a code block."""
