@@ -22,7 +22,7 @@ class Workers:
         self.count = count
         self._helpers = ThreadPoolExecutor(count - 1, "workers") if count > 1 else None
 
-    def run(self, work: Callable[[Item], None], items: Sequence[Item]) -> None:
+    def run(self, work: Callable[[Item], object], items: Sequence[Item]) -> None:
         """Call `work` once for each item, in any order and thread, and return when all are done.
 
         If a call raises, so does this, once no thread is at work any more; some items may then be left out.
