@@ -465,37 +465,6 @@ async def test_exit_ends_only_its_own_connection(box: Box) -> None:
     await second.leave()
 
 
-@pytest.mark.slow
-async def test_answers_stay_quick_while_four_tasks_run_and_a_person_types(own_box: Box) -> None:
-    text = "".join(f"value_{n} = {n}  # a line of a large file\n" for n in range(20_000))
-    path = own_box.repo / "large.py"
-    path.write_text(text)
-    (own_box.repo / "long.py").write_text("x = 1\n" * 300)
-    editor = await own_box.editor()
-    uri = editor.open_document(path, text)
-    await editor.request("agent/subscribe")
-    step = {"say": "word ", "repeat": 400, "read": ["long.py", 1], "times": 190, "delay_s": 0.02}
-    tasks = [await editor.send_to_agent("cleanup", own_box.repo / "long.py", instruction=script(step)) for _ in range(4)]
-    for task_id in tasks:
-        await editor.state(task_id, "running")
-    span = {"start": {"line": 0, "character": 0}, "end": {"line": 0, "character": 0}}
-    params = {"textDocument": {"uri": uri}, "range": span, "context": {"diagnostics": []}}
-    rounds = []
-    for number in range(3):  # one that the machine leaves in peace is enough
-        took: list[float] = []
-        for count in range(100):
-            document = {"uri": uri, "version": 2 + 100 * number + count}
-            editor.notify("textDocument/didChange", {"textDocument": document, "contentChanges": [{"range": span, "text": "x"}]})
-            started = time.perf_counter()
-            await editor.request("textDocument/codeAction", params)
-            took.append(time.perf_counter() - started)
-        rounds.append(sorted(took))
-    working = [(await editor.request("agent/task", {"taskId": task_id}))["state"] for task_id in tasks]
-    print(*(f"p50 {took[50] * 1e3:.1f} ms, p99 {took[98] * 1e3:.1f} ms;" for took in rounds), "tasks", working)
-    assert min(took[98] for took in rounds) < 0.05
-    await editor.leave()
-
-
 def silent_client(box: Box) -> socket.socket:
     """Asks for all events of all tasks and never reads one."""
     silent = socket.socket(socket.AF_UNIX)
