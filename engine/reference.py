@@ -20,8 +20,8 @@ from .budget import memory_budget
 from .gguf_file import GgufFile
 from .model import load_config
 from .products import Products
-from .program import LOGITS, Op, Program, Rope, Rows, lower
-from .reference_attention import KvLayer, row_ranges
+from .program import LOGITS, AttentionShape, Op, Program, Rope, Rows, lower
+from .reference_attention import KvLayer, RowsView, rows_views
 from .reference_ops import RopeTable, rms_norm, rotate, swiglu
 from .sampling import sample
 from .weights import Progress, Weights, load_weights
@@ -117,6 +117,8 @@ class _Step:
     """[features, columns], but the logits [sampled rows, vocab]."""
     angles: dict[tuple[Rope, int], tuple[Array, Array]]
     """Cosines and sines of the positions, by rope and head_dim."""
+    views: dict[AttentionShape, list[RowsView]]
+    """What the rows see of the cache, by the shape of the layer."""
 
 
 class Executor:
@@ -164,7 +166,7 @@ class Executor:
             positions[span.columns] = np.arange(span.rows.start, span.rows.start + len(span.rows.tokens))
         sampled = [np.arange(span.columns.stop - span.rows.num_sampled, span.columns.stop) for span in spans]
         tokens = np.concatenate([sequence.tokens for sequence in plan.sequences])
-        step = _Step(tokens, positions, tuple(spans), np.concatenate(sampled), {}, {})
+        step = _Step(tokens, positions, tuple(spans), np.concatenate(sampled), {}, {}, {})
         self._allocate(step)
         return step
 
@@ -228,14 +230,16 @@ class Executor:
         heads = out.reshape(shape.heads, shape.head_dim, -1)
         layer, products = self._layers[op.layer], self._page_products
 
-        def attend(part: tuple[_Span, slice]) -> None:
-            span, rows = part
-            columns = slice(span.columns.start + rows.start, span.columns.start + rows.stop)
-            first, last = span.rows.start + rows.start, span.rows.start + rows.stop - 1
-            page_ids = span.rows.page_ids[: last // PAGE_TOKENS + 1]
-            heads[:, :, columns] = layer.attend(q[:, :, columns], first, page_ids, products)
+        def attend(view: RowsView) -> None:
+            heads[:, :, view.columns] = layer.attend(q[:, :, view.columns], view, products)
 
-        self._workers.run(attend, [(span, rows) for span in step.spans for rows in row_ranges(shape, len(span.rows.tokens))])
+        if shape not in step.views:
+            step.views[shape] = [
+                view
+                for span in step.spans
+                for view in rows_views(shape, span.rows.start, span.columns, span.rows.page_ids, products)
+            ]
+        self._workers.run(attend, step.views[shape])
 
     def _swiglu(self, step: _Step, op: Op) -> None:
         swiglu(step.buffers[op.inputs[0]], step.buffers[op.output])

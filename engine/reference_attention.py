@@ -7,6 +7,7 @@ row's result does not change with the rows beside it or the pages after it: thos
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -20,11 +21,36 @@ QUERY_COLUMNS = 64
 """Query columns to attend at a time: bounds the scores to [pages, kv_heads, PAGE_TOKENS, QUERY_COLUMNS]."""
 
 
-def row_ranges(shape: AttentionShape, count: int) -> Iterator[slice]:
-    """Ranges of `count` rows whose queries fill QUERY_COLUMNS; each can be attended on its own, by any thread."""
-    step = max(1, QUERY_COLUMNS // (shape.heads // shape.kv_heads))
-    for begin in range(0, count, step):
-        yield slice(begin, min(begin + step, count))
+@dataclass(frozen=True, slots=True)
+class RowsView:
+    """Rows of one sequence that are attended together, and what each sees of the cache: the same in every layer of a step."""
+
+    columns: slice
+    """The rows' columns in the step."""
+    runs: tuple[tuple[slice, slice], ...]
+    """Runs of consecutive pages, as (their places in the sequence, their ids): each is read from the cache without a copy."""
+    num_pages: int
+    first: int
+    """Every row sees all of the pages before this one."""
+    hidden: NDArray[np.bool_]
+    """[pages from `first`, 1, PAGE_TOKENS, query columns]: positions after the query's own."""
+
+
+def rows_views(
+    shape: AttentionShape, start: int, columns: slice, page_ids: NDArray[np.int32], products: Products
+) -> Iterator[RowsView]:
+    """Views of a sequence's rows from position `start`, each with as many rows as fill QUERY_COLUMNS."""
+    group = shape.heads // shape.kv_heads
+    step = max(1, QUERY_COLUMNS // group)
+    for left in range(columns.start, columns.stop, step):
+        count = min(step, columns.stop - left)
+        begin = start + left - columns.start
+        num_pages = (begin + count - 1) // PAGE_TOKENS + 1
+        positions = np.full(products.padded(group * count), begin)
+        positions[: group * count] = np.tile(np.arange(begin, begin + count), group)
+        first = begin // PAGE_TOKENS
+        keys_at = np.arange(first * PAGE_TOKENS, num_pages * PAGE_TOKENS).reshape(-1, 1, PAGE_TOKENS, 1)
+        yield RowsView(slice(left, left + count), tuple(_runs(page_ids[:num_pages])), num_pages, first, keys_at > positions)
 
 
 class KvLayer:
@@ -50,38 +76,33 @@ class KvLayer:
             self._values[page_id, :, :, slots] = v[:, :, done:stop]
             done = stop
 
-    def attend(self, q: NDArray[np.float32], start: int, page_ids: NDArray[np.int32], products: Products) -> NDArray[np.float32]:
-        """[heads, head_dim, n] for q of the same shape, rows at positions start .. start + n - 1."""
+    def attend(self, q: NDArray[np.float32], view: RowsView, products: Products) -> NDArray[np.float32]:
+        """[heads, head_dim, n] for q of the same shape, the rows of `view`."""
         shape, count = self._shape, q.shape[-1]
         group = shape.heads // shape.kv_heads
         scale = np.float32(1 / np.sqrt(shape.head_dim))
         by_kv_head = q.reshape(shape.kv_heads, group, shape.head_dim, count).transpose(0, 2, 1, 3) * scale
         queries = np.zeros((shape.kv_heads, shape.head_dim, products.padded(group * count)), np.float32)
         queries[:, :, : group * count] = by_kv_head.reshape(shape.kv_heads, shape.head_dim, -1)
-        positions = np.full(queries.shape[-1], start)
-        positions[: group * count] = np.tile(np.arange(start, start + count), group)
-        attended = self._attend_columns(queries, positions, page_ids, products)
+        attended = self._attend_columns(queries, view, products)
         result = attended[:, :, : group * count].reshape(shape.kv_heads, shape.head_dim, group, count)
         return result.transpose(0, 2, 1, 3).reshape(shape.heads, shape.head_dim, count)
 
-    def _attend_columns(
-        self, queries: NDArray[np.float32], positions: NDArray[np.int_], page_ids: NDArray[np.int32], products: Products
-    ) -> NDArray[np.float32]:
-        """[kv_heads, head_dim, columns] for queries of that shape, of which column c sees positions up to positions[c]."""
+    def _attend_columns(self, queries: NDArray[np.float32], view: RowsView, products: Products) -> NDArray[np.float32]:
+        """[kv_heads, head_dim, query columns] for queries of that shape."""
         kv_heads, head_dim, columns = queries.shape
-        runs = list(_runs(page_ids))
-        scores = np.empty((len(page_ids), kv_heads, PAGE_TOKENS, columns), np.float32)
-        for pages, ids in runs:
-            for call in products.calls(columns):
+        calls = list(products.calls(columns))
+        scores = np.empty((view.num_pages, kv_heads, PAGE_TOKENS, columns), np.float32)
+        for pages, ids in view.runs:
+            for call in calls:
                 np.matmul(self._keys[ids], queries[:, :, call], out=scores[pages, :, :, call])
-        first = int(positions[0]) // PAGE_TOKENS  # the lowest: every row sees all of the pages before
-        keys_at = np.arange(first * PAGE_TOKENS, len(page_ids) * PAGE_TOKENS).reshape(-1, 1, PAGE_TOKENS, 1)
-        np.copyto(scores[first:], -np.inf, where=keys_at > positions)
-        scores -= scores.max(axis=(0, 2))[:, np.newaxis]
+        np.copyto(scores[view.first :], -np.inf, where=view.hidden)
+        highest = np.maximum.reduce(np.maximum.reduce(scores, axis=2), axis=0)
+        scores -= highest[:, np.newaxis]
         np.exp(scores, out=scores)
-        sums = np.empty((len(page_ids), kv_heads, head_dim, columns), np.float32)
-        for pages, ids in runs:
-            for call in products.calls(columns):
+        sums = np.empty((view.num_pages, kv_heads, head_dim, columns), np.float32)
+        for pages, ids in view.runs:
+            for call in calls:
                 np.matmul(self._values[ids], scores[pages, :, :, call], out=sums[pages, :, :, call])
         totals = np.add.reduce(np.add.reduce(scores, axis=2), axis=0)
         # The initial zero makes a sum of zeros +0, so that a page of zeros more changes nothing.
@@ -90,7 +111,6 @@ class KvLayer:
 
 
 def _runs(page_ids: NDArray[np.int32]) -> Iterator[tuple[slice, slice]]:
-    """Runs of consecutive ids, as (their places in page_ids, the ids): each is read from the cache without a copy."""
     breaks = [0, *(np.flatnonzero(np.diff(page_ids) != 1) + 1).tolist(), len(page_ids)]
     for begin, end in pairwise(breaks):
         yield slice(begin, end), slice(int(page_ids[begin]), int(page_ids[begin]) + end - begin)

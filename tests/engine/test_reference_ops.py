@@ -11,7 +11,7 @@ from quadjet.engine.backend import PAGE_TOKENS
 from quadjet.engine.model import RopeStyle
 from quadjet.engine.products import Products
 from quadjet.engine.program import AttentionShape
-from quadjet.engine.reference_attention import KvLayer
+from quadjet.engine.reference_attention import KvLayer, rows_views
 from quadjet.engine.reference_ops import RopeTable, rms_norm, rotate, swiglu
 
 Array = NDArray[np.float32]
@@ -88,6 +88,13 @@ def attention(shape: AttentionShape, q: Array, k: Array, v: Array) -> NDArray[np
     return out
 
 
+def attended(shape: AttentionShape, layer: KvLayer, q: Array, start: int, page_ids: NDArray[np.int32]) -> Array:
+    """[heads, head_dim, n] of rows from position `start`, view by view."""
+    products = Products()
+    views = rows_views(shape, start, slice(0, q.shape[-1]), page_ids, products)
+    return np.concatenate([layer.attend(q[:, :, view.columns], view, products) for view in views], axis=2)
+
+
 @pytest.mark.parametrize("shape", [AttentionShape(6, 2, 16), AttentionShape(4, 4, 32), AttentionShape(71, 1, 8)], ids=str)
 def test_attention_is_that_of_the_formula(shape: AttentionShape) -> None:
     count = 2 * PAGE_TOKENS + 9
@@ -95,7 +102,7 @@ def test_attention_is_that_of_the_formula(shape: AttentionShape) -> None:
     k, v = random(2, shape.kv_heads, shape.head_dim, count, seed=2)
     layer, page_ids = KvLayer(shape, 8), np.array([6, 7, 2], np.int32)
     layer.append(k, v, 0, page_ids)
-    out = layer.attend(q, 0, page_ids, Products())
+    out = attended(shape, layer, q, 0, page_ids)
     assert np.allclose(out, attention(shape, q, k, v), atol=1e-5)
 
 
@@ -105,7 +112,7 @@ def test_attention_of_a_row_has_the_same_bits_with_more_pages_behind_it() -> Non
     k, v = random(2, shape.kv_heads, shape.head_dim, count, seed=2)
     layer, page_ids = KvLayer(shape, 8), np.array([1, 2, 7, 4], np.int32)
     layer.append(k, v, 0, page_ids)
-    whole = layer.attend(q, 0, page_ids, Products())
+    whole = attended(shape, layer, q, 0, page_ids)
     for row in (0, 63, 64, 100, 255):
-        alone = layer.attend(q[:, :, row : row + 1], row, page_ids[: row // PAGE_TOKENS + 1], Products())
+        alone = attended(shape, layer, q[:, :, row : row + 1], row, page_ids)
         assert np.array_equal(alone[:, :, 0], whole[:, :, row])
