@@ -40,6 +40,8 @@ class SequenceRows:
     """[num_sampled, ceil(vocab / 32)] bit set = token allowed (llguidance's layout), or None for all."""
     return_logits: bool = False
     """Return the raw float32 logits of the sampled rows."""
+    num_drafts: int = 0
+    """The last `num_drafts` tokens are guesses at what the rows before them sample; num_sampled is one more then, else any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,9 @@ class StepResult:
     """Per sequence of the plan, in its order."""
 
     tokens: tuple[NDArray[np.int32], ...]
-    """[num_sampled] sampled token ids each."""
+    """[num_sampled] sampled token ids each. With drafts: left to right up to the first that differs from its draft, inclusive."""
     logits: tuple[NDArray[np.float32] | None, ...]
-    """[num_sampled, vocab] where return_logits was set."""
+    """[len(tokens), vocab] where return_logits was set."""
 
 
 class Backend(Protocol):

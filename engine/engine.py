@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 from .backend import Backend, SequenceRows, StepPlan, TokenSampling
 from .cache import PageCache
 from .channel import Done, Failed, LogitsRows, Token
+from .draft import DraftSource
 from .errors import EngineError, QuadjetError
 from .sampling import mask_words, pack_mask, validate
 from .scheduler import ScheduledRows, Scheduler
-from .sequence import Sequence
+from .sequence import Sequence, TokenMatcher, pages_for
 
 Event = Token | LogitsRows | Done | Failed
 
@@ -42,6 +44,11 @@ class Vocabulary(NamedTuple):
     """Ids that stand for nothing and are never generated."""
 
 
+class _Planned(NamedTuple):
+    sequence: Sequence
+    rows: SequenceRows
+
+
 class Engine:
     def __init__(
         self,
@@ -50,6 +57,7 @@ class Engine:
         *,
         context: int,
         max_sequences: int = 4,
+        drafts: DraftSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
@@ -60,7 +68,10 @@ class Engine:
         allowed[list(vocabulary.unused_ids)] = False
         self._allowed = pack_mask(allowed)
         self._all_allowed = bool(allowed.all())
+        self._can_draft = allowed
+        self._can_draft[[token for token in vocabulary.eog_ids if token < allowed.size]] = False
         self._context = context
+        self._drafts = drafts
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}
         self._counters = dict.fromkeys(("steps", "prompt_tokens", "cached_tokens", "generated_tokens"), 0)
@@ -90,14 +101,14 @@ class Engine:
     def step(self) -> list[Event]:
         """Compute one step's rows and return what came of them."""
         events: list[Event] = []
-        planned: list[tuple[ScheduledRows, SequenceRows]] = []
-        for scheduled in self._scheduler.schedule():
+        planned: list[_Planned] = []
+        for scheduled in self._scheduler.schedule(self._propose if self._drafts is not None else None):
             try:
-                planned.append((scheduled, self._rows(scheduled)))
+                planned.append(_Planned(scheduled.sequence, self._rows(scheduled)))
             except QuadjetError as error:
                 events.append(self._fail(scheduled.sequence, error))
-        for scheduled, tokens, logits in self._run(planned, events):
-            events += self._advance(scheduled, tokens, logits)
+        for item, tokens, logits in self._run(planned, events):
+            events += self._advance(item, tokens, logits)
         if planned:
             self._count(sum(isinstance(event, Token) for event in events))
         return events
@@ -142,61 +153,114 @@ class Engine:
             raise EngineError(f"a key of {len(sequence.key)} characters is over the limit of {MAX_KEY_CHARS}")
         validate(sequence.sampling)
 
+    def _propose(self, sequences: list[Sequence], room: int) -> list[list[int]]:
+        """Drafts that cannot cross the end of a generation: the token after them is sampled and is still within max_tokens."""
+        assert self._drafts is not None
+        proposals = self._drafts.propose(sequences, room)
+        return [self._usable(sequence, drafts) for sequence, drafts in zip(sequences, proposals, strict=True)]
+
+    def _usable(self, sequence: Sequence, drafts: list[int]) -> list[int]:
+        drafts = drafts[: sequence.max_tokens - sequence.num_generated - 1]
+        size = self._can_draft.size
+        return list(takewhile(lambda token: 0 <= token < size and self._can_draft[token], drafts))
+
     def _rows(self, scheduled: ScheduledRows) -> SequenceRows:
-        sequence, count, num_sampled = scheduled
+        sequence, count, num_sampled, drafts = scheduled
         if sequence.started_s == 0.0:
             sequence.started_s = self._clock()
         start = sequence.num_computed
+        mask = None
+        if num_sampled and not sequence.wants_prompt_logits:
+            mask, drafts = self._masks(sequence, drafts)
+        tokens = [*sequence.tokens[start : start + count], *drafts]
         return SequenceRows(
             start=start,
-            tokens=np.array(sequence.tokens[start : start + count], np.int32),
-            page_ids=np.array(sequence.page_ids, np.int32),
-            num_sampled=num_sampled,
+            tokens=np.array(tokens, np.int32),
+            page_ids=np.array(sequence.page_ids[: pages_for(start + len(tokens))], np.int32),
+            num_sampled=num_sampled + len(drafts),
             sampling=TokenSampling() if sequence.wants_prompt_logits else sequence.sampling,
-            mask=self._mask(sequence) if num_sampled and not sequence.wants_prompt_logits else None,
+            mask=mask,
             return_logits=sequence.return_logits or sequence.wants_prompt_logits,
+            num_drafts=len(drafts),
         )
 
-    def _mask(self, sequence: Sequence) -> NDArray[np.int32] | None:
-        """[1, words] of the tokens that may come next, None for all."""
-        if sequence.matcher is None:
-            return None if self._all_allowed else self._allowed[None]
+    def _masks(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[NDArray[np.int32] | None, tuple[int, ...]]:
+        """[1 + drafts, words] of the tokens that may follow the sequence and each draft, None for all; and the drafts to try."""
+        if sequence.matcher is not None:
+            masks = self._follow_drafts(sequence.matcher, drafts)
+            return np.stack(masks), drafts[: len(masks) - 1]
+        return None if self._all_allowed else np.tile(self._allowed, (1 + len(drafts), 1)), drafts
+
+    def _follow_drafts(self, matcher: TokenMatcher, drafts: tuple[int, ...]) -> list[NDArray[np.int32]]:
+        """Masks before the first draft and after each one up to where the grammar forbids a draft or ends.
+
+        A token that the grammar forces is not sampled without drafts, so it is the only one allowed here.
+        """
+        masks = [self._mask(matcher)]
+        forced: list[int] = []
+        num_consumed = 0
+        try:
+            for draft in drafts:
+                if not masks[-1][draft // 32] >> (draft % 32) & 1:
+                    break
+                matcher.consume(draft)
+                num_consumed += 1
+                forced = forced[1:] if forced else matcher.forced()
+                if not forced and matcher.is_done:
+                    break
+                masks.append(pack_mask(np.arange(self._backend.vocab_size) == forced[0]) if forced else self._mask(matcher))
+        except QuadjetError:  # it comes up again, and ends the sequence, if the draft turns out right
+            _log.info("drafts end where the grammar fails", exc_info=True)
+        matcher.rollback(num_consumed)
+        return masks
+
+    def _mask(self, matcher: TokenMatcher) -> NDArray[np.int32]:
+        """[words] of the tokens that may come next."""
         mask = np.zeros(mask_words(self._backend.vocab_size), np.int32)
-        sequence.matcher.fill_mask(mask[: mask_words(self._vocabulary.size)])
+        matcher.fill_mask(mask[: mask_words(self._vocabulary.size)])
         mask &= self._allowed
         if not mask.any():
             raise EngineError("the grammar allows no token that the model has")
-        return mask[None]
+        return mask
 
     def _run(
-        self, planned: list[tuple[ScheduledRows, SequenceRows]], events: list[Event]
-    ) -> list[tuple[ScheduledRows, NDArray[np.int32], NDArray[np.float32] | None]]:
+        self, planned: list[_Planned], events: list[Event]
+    ) -> list[tuple[_Planned, NDArray[np.int32], NDArray[np.float32] | None]]:
         """Run the step; if it fails, run each sequence alone, so that only the one at fault ends. Rows can be computed twice."""
         if not planned:
             return []
         try:
-            result = self._backend.step(StepPlan(tuple(rows for _, rows in planned)))
+            result = self._backend.step(StepPlan(tuple(item.rows for item in planned)))
         except Exception as error:  # an executor's fault is a sequence's end, not the engine's: it is logged and reported
             if len(planned) == 1:
-                _log.warning("sequence %d ends: its step failed", planned[0][0].sequence.id, exc_info=True)
-                events.append(self._fail(planned[0][0].sequence, error))
+                _log.warning("sequence %d ends: its step failed", planned[0].sequence.id, exc_info=True)
+                events.append(self._fail(planned[0].sequence, error))
                 return []
         else:
-            outcomes = zip(planned, result.tokens, result.logits, strict=True)
-            return [(scheduled, tokens, logits) for (scheduled, _), tokens, logits in outcomes]
+            return list(zip(planned, result.tokens, result.logits, strict=True))
         return [outcome for item in planned for outcome in self._run([item], events)]
 
-    def _advance(self, scheduled: ScheduledRows, tokens: NDArray[np.int32], logits: NDArray[np.float32] | None) -> list[Event]:
-        sequence, count, num_sampled = scheduled
-        start = sequence.num_computed
+    def _advance(self, item: _Planned, tokens: NDArray[np.int32], logits: NDArray[np.float32] | None) -> list[Event]:
+        sequence, rows = item
+        start, count = sequence.num_computed, len(rows.tokens) - rows.num_drafts
         self._cache.commit(sequence, count)
         if start < sequence.num_prompt:
             self._counters["prompt_tokens"] += count
         if sequence.wants_prompt_logits:
             assert logits is not None
-            rows = LogitsRows(sequence.id, start, logits)
-            return [rows, self._finish(sequence, "stop")] if sequence.num_remaining == 0 else [rows]
-        return self._accept(sequence, int(tokens[0]), logits) if num_sampled else []
+            answer = LogitsRows(sequence.id, start, logits)
+            return [answer, self._finish(sequence, "stop")] if sequence.num_remaining == 0 else [answer]
+        if self._drafts is not None and rows.num_drafts:
+            self._drafts.observe(sequence, rows.num_drafts, len(tokens) - 1)
+        events: list[Event] = []
+        for n, token in enumerate(tokens.tolist()):
+            if self._sequences.get(sequence.id) is not sequence:
+                break  # the grammar failed
+            if n:  # the draft before this token was right, so its row counts
+                self._cache.commit(sequence, 1)
+            if sequence.num_remaining == 0:  # else the grammar forced this token, and it is there already
+                events += self._accept(sequence, token, None if logits is None else logits[n : n + 1])
+        return events
 
     def _accept(self, sequence: Sequence, token: int, logits: NDArray[np.float32] | None) -> list[Event]:
         """Take a sampled token into the sequence, and end it where it must end."""
@@ -257,6 +321,8 @@ class Engine:
     def _remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
         self._scheduler.remove(sequence)
+        if self._drafts is not None:
+            self._drafts.forget(sequence)
         self._counters["cached_tokens"] += sequence.num_cached
 
 

@@ -37,6 +37,11 @@ class Matcher:
             self._raise_error()
             raise EngineError(f"the grammar does not allow token {token} here")
 
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last `num_tokens` that were consumed: they were drafts."""
+        self._matcher.rollback(num_tokens)
+        self._raise_error()
+
     def forced(self) -> list[int]:
         """Tokens that must come next, as `Tokenizer.encode` cuts their text, or []. They need no sampling. None is consumed."""
         tokens = self._matcher.compute_ff_tokens()

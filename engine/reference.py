@@ -23,7 +23,7 @@ from .products import Products
 from .program import LOGITS, AttentionShape, Op, Program, Rope, Rows, lower
 from .reference_attention import KvLayer, RowsView, rows_views
 from .reference_ops import RopeTable, rms_norm, rotate, swiglu
-from .sampling import sample
+from .sampling import choose
 from .weights import Progress, Weights, load_weights
 from .workers import Workers
 
@@ -75,9 +75,8 @@ class ReferenceBackend:
         for sequence in plan.sequences:
             rows = logits[done : done + sequence.num_sampled]
             done += sequence.num_sampled
-            end = sequence.start + len(sequence.tokens)
-            tokens.append(sample(rows, np.arange(end - sequence.num_sampled, end), sequence.sampling, sequence.mask))
-            kept.append(rows.copy() if sequence.return_logits else None)
+            tokens.append(choose(rows, sequence))
+            kept.append(rows[: len(tokens[-1])].copy() if sequence.return_logits else None)
         return StepResult(tuple(tokens), tuple(kept))
 
     def _check(self, plan: StepPlan) -> None:
@@ -88,6 +87,8 @@ class ReferenceBackend:
             count, pages = len(sequence.tokens), sequence.page_ids
             if not 0 <= sequence.num_sampled <= count or count == 0:
                 raise ValueError(f"{sequence.num_sampled} sampled rows of {count}")
+            if sequence.num_drafts and sequence.num_sampled != sequence.num_drafts + 1:
+                raise ValueError(f"{sequence.num_drafts} drafts, but {sequence.num_sampled} sampled rows")
             if sequence.tokens.min() < 0 or sequence.tokens.max() >= self.vocab_size:
                 raise ValueError(f"token ids must be 0 to {self.vocab_size - 1}")
             if sequence.start < 0 or len(pages) != -(-(sequence.start + count) // PAGE_TOKENS):

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from .backend import TokenSampling
+from .backend import SequenceRows, TokenSampling
 from .errors import EngineError
 
 SEED_LIMIT = 2**64
@@ -47,6 +47,25 @@ def sample(
         index = int(values.argmax()) if params.temperature == 0 else _draw(values, int(positions[row]), params)
         chosen[row] = allowed[index]
     return chosen
+
+
+def choose(logits: NDArray[np.float32], rows: SequenceRows) -> NDArray[np.int32]:
+    """Token ids of a sequence's sampled rows, from their logits float32 [num_sampled, vocab].
+
+    With drafts, left to right up to the first token that differs from its draft. Each is what a step without drafts would have
+    chosen at its position, so drafts change nothing but the number of steps. Rows after that one are not looked at.
+    """
+    end = rows.start + len(rows.tokens)
+    positions = np.arange(end - rows.num_sampled, end)
+    if not rows.num_drafts:
+        return sample(logits, positions, rows.sampling, rows.mask)
+    chosen: list[int] = []
+    for row in range(rows.num_sampled):
+        mask = None if rows.mask is None else rows.mask[row : row + 1]
+        chosen.append(int(sample(logits[row : row + 1], positions[row : row + 1], rows.sampling, mask)[0]))
+        if row < rows.num_drafts and chosen[-1] != rows.tokens[len(rows.tokens) - rows.num_drafts + row]:
+            break
+    return np.array(chosen, np.int32)
 
 
 def validate(params: TokenSampling) -> None:

@@ -3,12 +3,14 @@
 Every decoding sequence gets its row in every step, and the rows of tokens that its grammar forced. What is left of max_rows goes
 to waiting prompts, so a prompt holds the others up for one step of max_rows rows at a time. The prompt with the fewest rows left
 comes first; every fourth step the one admitted first does, so that short prompts cannot starve a long one. Sequences are admitted
-in the order they came; none overtakes.
+in the order they came; none overtakes. Drafts take the columns that the decoding rows leave of their group: those are computed
+anyway.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .cache import PageCache
@@ -16,14 +18,23 @@ from .errors import EngineError
 from .sequence import Sequence
 
 _OLDEST_EVERY = 4
+_GROUP_ROWS = 16
+"""Rows are computed in groups of so many columns; a group costs the same whether it is full or not."""
+
+Propose = Callable[[list[Sequence], int], list[list[int]]]
+"""From decoding sequences and the number of rows to spare, to drafts of what follows each."""
 
 
 class ScheduledRows(NamedTuple):
-    """Rows num_computed .. num_computed + num_rows - 1 of a sequence; logits are needed of the last num_sampled."""
+    """Rows num_computed .. num_computed + num_rows - 1 of a sequence; logits are needed of the last num_sampled.
+
+    A row for each draft may follow.
+    """
 
     sequence: Sequence
     num_rows: int
     num_sampled: int
+    drafts: tuple[int, ...] = ()
 
 
 class Scheduler:
@@ -59,20 +70,25 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def schedule(self) -> list[ScheduledRows]:
+    def schedule(self, propose: Propose | None = None) -> list[ScheduledRows]:
         """The rows of the next step, at most max_rows; empty when there is nothing to do."""
         self._admit()
         share = self._max_rows // self._max_sequences
         rows = [_rows(s, share) for s in self.running if s.is_decoding]
         room = self._max_rows - sum(scheduled.num_rows for scheduled in rows)
-        for sequence in self._prompts():
+        prompts = self._prompts()
+        if propose is not None:
+            rows = _with_drafts(rows, propose, room // 2 if prompts else room)
+            room = self._max_rows - sum(scheduled.num_rows + len(scheduled.drafts) for scheduled in rows)
+        for sequence in prompts:
             if room == 0:
                 break
             self._cache.share_more(sequence)
             rows.append(_rows(sequence, room))
             room -= rows[-1].num_rows
         for scheduled in rows:
-            self._cache.grow(scheduled.sequence, scheduled.sequence.num_computed + scheduled.num_rows)
+            end = scheduled.sequence.num_computed + scheduled.num_rows + len(scheduled.drafts)
+            self._cache.grow(scheduled.sequence, end)
         return rows
 
     def _admit(self) -> None:
@@ -97,3 +113,13 @@ def _rows(sequence: Sequence, most: int) -> ScheduledRows:
     count = min(most, sequence.num_remaining)
     is_last = count == sequence.num_remaining
     return ScheduledRows(sequence, count, count if sequence.wants_prompt_logits else int(is_last))
+
+
+def _with_drafts(rows: list[ScheduledRows], propose: Propose, room: int) -> list[ScheduledRows]:
+    """The rows with drafts behind those that sample. `room`: most drafts."""
+    room = min(room, -sum(scheduled.num_rows for scheduled in rows) % _GROUP_ROWS)
+    sampled = [scheduled.sequence for scheduled in rows if scheduled.num_sampled]
+    if not sampled or room <= 0:
+        return rows
+    drafts = dict(zip(sampled, propose(sampled, room), strict=True))
+    return [scheduled._replace(drafts=tuple(drafts.get(scheduled.sequence, ()))) for scheduled in rows]

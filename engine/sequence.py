@@ -31,6 +31,10 @@ class TokenMatcher(Protocol):
         """Tokens that must come next, or []. They are not consumed."""
         ...
 
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last `num_tokens` that were consumed."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from quadjet.engine.backend import PAGE_TOKENS, SequenceRows, StepPlan, StepResult
 from quadjet.engine.errors import EngineError
-from quadjet.engine.sampling import sample
+from quadjet.engine.sampling import choose
 
 POISON = 48
 """A row of this token makes the executor fail."""
@@ -39,10 +39,8 @@ class ToyBackend:
         tokens, logits = [], []
         for sequence in plan.sequences:
             rows = self._forward(sequence)
-            end = sequence.start + len(sequence.tokens)
-            positions = np.arange(end - sequence.num_sampled, end)
-            tokens.append(sample(rows, positions, sequence.sampling, sequence.mask))
-            logits.append(rows if sequence.return_logits else None)
+            tokens.append(choose(rows, sequence))
+            logits.append(rows[: len(tokens[-1])] if sequence.return_logits else None)
         return StepResult(tuple(tokens), tuple(logits))
 
     def _forward(self, rows: SequenceRows) -> NDArray[np.float32]:
@@ -58,6 +56,7 @@ class ToyBackend:
         written: list[int] = []
         for s in plan.sequences:
             assert 0 <= s.num_sampled <= len(s.tokens)
+            assert s.num_drafts == 0 or s.num_sampled == s.num_drafts + 1
             assert len(s.page_ids) == -(-(s.start + len(s.tokens)) // PAGE_TOKENS)
             assert len(set(s.page_ids.tolist())) == len(s.page_ids)
             assert ((s.page_ids >= 0) & (s.page_ids < self.num_pages)).all()

@@ -27,6 +27,7 @@ class FixedMatcher:
     def __init__(self, sentence: Items[int], num_forced: int = 0) -> None:
         self.left = list(sentence)
         self.num_forced = num_forced
+        self.consumed: list[int] = []
 
     @property
     def is_done(self) -> bool:
@@ -39,8 +40,13 @@ class FixedMatcher:
         return self.left[: self.num_forced]
 
     def consume(self, token: int) -> None:
-        if token != self.left.pop(0):
+        if token != self.left[0]:
             raise EngineError("not the sentence")
+        self.consumed.append(self.left.pop(0))
+
+    def rollback(self, num_tokens: int) -> None:
+        for _ in range(num_tokens):
+            self.left.insert(0, self.consumed.pop())
 
 
 def make(max_rows: int = 64, num_pages: int = 64, eog: Items[int] = (), max_sequences: int = 4) -> tuple[Engine, ToyBackend]:
