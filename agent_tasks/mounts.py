@@ -81,6 +81,22 @@ def shown(folder: Path, worktree: Path, mounts: Mounts) -> Path:
     return folder
 
 
+def holds_packages(root: Path, name: str) -> bool:
+    """Whether `root / name`, named like a folder of installed packages, may be shown to commands.
+
+    A link is shown only if it leads to what plainly is such a folder: it belongs to the workspace, which must not open other
+    folders this way.
+    """
+    folder = root / name
+    if not folder.is_dir():
+        return False
+    if not folder.is_symlink():
+        return True
+    target = folder.resolve()
+    is_such = target.name == name if name == "node_modules" else (target / "pyvenv.cfg").is_file()
+    return is_such and not any(inside.is_relative_to(target) for inside in (Path.home(), root))
+
+
 def python_folders(environments: Iterable[Path]) -> tuple[Path, ...]:
     """Where the interpreters behind virtual environments lie, to be shown read-only. Only what looks like a Python installation:
     the file that names it belongs to the workspace, which must not open other folders this way.

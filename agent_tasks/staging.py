@@ -119,7 +119,8 @@ def _prepare(store: Path, scratch: Path, repository: UserRepository | None, top:
     rules = [*_JUNK]
     if private.is_relative_to(top):
         rules.append(f"/{private.relative_to(top).as_posix()}/")
-    text = _read_plain(repository.common_dir / "info" / "exclude") if repository else b""
+    exclude = repository.common_dir / "info" / "exclude" if repository else None
+    text = exclude.read_bytes() if exclude and _is_plain(exclude) else b""
     temporary = store / "info" / f"exclude-{secrets.token_hex(4)}"
     temporary.write_bytes("\n".join(rules).encode() + b"\n" + text)
     temporary.replace(store / "info" / "exclude")
@@ -130,7 +131,7 @@ def _prepare(store: Path, scratch: Path, repository: UserRepository | None, top:
 
 async def _tracked_but_ignored(git: Git, repository: UserRepository | None, scratch: Path, prefix: str) -> set[bytes]:
     """Files that the user tracks although a rule ignores them. The user's index is read from a copy."""
-    if repository is None or not (repository.git_dir / "index").is_file():
+    if repository is None or not _is_plain(repository.git_dir / "index"):
         return set()
     copy = scratch / "user-index"
     await in_thread(_copy_index, repository.git_dir, copy, git.git_dir)
@@ -145,7 +146,8 @@ async def _tracked_but_ignored(git: Git, repository: UserRepository | None, scra
 def _copy_index(git_dir: Path, copy: Path, store: Path) -> None:
     shutil.copy2(git_dir / "index", copy)
     for shared in git_dir.glob("sharedindex.*"):  # the other part of a split index is looked up in the git directory
-        shutil.copy2(shared, store / shared.name)
+        if _is_plain(shared):
+            shutil.copy2(shared, store / shared.name)
 
 
 async def _add(git: Git, paths: list[bytes]) -> None:
@@ -244,9 +246,9 @@ def _publish_index(index: Path, kept: Path) -> None:
     temporary.replace(kept)
 
 
-def _read_plain(path: Path) -> bytes:
-    """A file of the user's git directory; empty for a link, which could lead to something that commands must not see."""
-    return path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+def _is_plain(path: Path) -> bool:
+    """A file of the user's git directory that is no link: that could lead to something that commands must not see."""
+    return path.is_file() and not path.is_symlink()
 
 
 def _redirected(marker: Path, start: str) -> Path | None:

@@ -20,7 +20,7 @@ from .changes import ChangeList, list_changes
 from .errors import TaskError
 from .files import in_thread
 from .git import Git, user_excludes_file
-from .mounts import Mounts, python_folders
+from .mounts import Mounts, holds_packages, python_folders
 from .policy import protected_reason
 from .staging import LeftOut, SnapshotLimits, open_store, stage
 
@@ -43,7 +43,7 @@ class Snapshot:
     @property
     def mounts(self) -> Mounts:
         """What commands see: the worktree also at the user's own path, its git data and heavy ignored folders read-only."""
-        present = [name for name in _HEAVY if (self.root / name).is_dir() and _is_absent(self.path / name)]
+        present = [name for name in _HEAVY if holds_packages(self.root, name) and _is_absent(self.path / name)]
         heavy = [(self.root / name, name) for name in present]
         guarded = [(entry, entry.name) for entry in self.path.iterdir() if protected_reason(PurePosixPath(entry.name))]
         fixed = [(source, name) for source, name in guarded if not source.is_symlink()]

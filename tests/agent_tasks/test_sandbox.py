@@ -321,6 +321,33 @@ def test_a_virtual_environment_cannot_name_any_folder(tmp_path: Path) -> None:
         assert python_folders([tmp_path / ".venv"]) == ()
 
 
+@pytest.mark.parametrize("name", [".venv", "venv", "node_modules"])
+@pytest.mark.parametrize("target", ["..", ".", "../secrets"])
+async def test_a_link_named_like_a_package_folder_opens_no_other(
+    sandbox: Sandbox, root: Path, tmp_path: Path, name: str, target: str
+) -> None:
+    (root.parent / "secrets").mkdir()
+    (root.parent / "secrets" / "private.txt").write_text("hunter2\n")
+    for folder in (root, root.parent):
+        (folder / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (root / ".gitignore").write_text(f"{name}\n")
+    (root / name).symlink_to(target)
+    snapshot = await create_snapshot(root, "t1", tmp_path / "state", {})
+    result = await shell(sandbox, snapshot, f"ls -A {name}; cat {name}/private.txt {name}/.env {name}/project/.env")
+    assert "hunter2" not in result.output
+
+
+@pytest.mark.parametrize("name", [".venv", "node_modules"])
+async def test_a_linked_package_folder_is_there(sandbox: Sandbox, root: Path, tmp_path: Path, name: str) -> None:
+    elsewhere = tmp_path / "elsewhere" / name
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "pyvenv.cfg").write_text("")
+    (root / ".gitignore").write_text(f"{name}\n")
+    (root / name).symlink_to(elsewhere)
+    snapshot = await create_snapshot(root, "t1", tmp_path / "state", {})
+    assert (await shell(sandbox, snapshot, f"ls {name}")).output == "pyvenv.cfg\n"
+
+
 async def test_state_inside_the_workspace_is_no_obstacle(sandbox: Sandbox, root: Path) -> None:
     snapshot = await create_snapshot(root, "t1", root / ".state", {})
     result = await shell(sandbox, snapshot, "cat a.py; git status --short")

@@ -290,10 +290,11 @@ async def test_a_linked_worktree_of_the_user_works(root: Path, tmp_path: Path) -
     assert contents(snapshot.path)["forced.log"] == b"changed\n"
 
 
-async def test_links_in_the_git_folder_are_not_followed(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["info/exclude", "index", "sharedindex.0123", "config"])
+async def test_links_in_the_git_folder_are_not_followed(root: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "secret").write_text("hunter2\n")
-    (root / ".git" / "info" / "exclude").unlink()
-    (root / ".git" / "info" / "exclude").symlink_to(tmp_path / "secret")
+    (root / ".git" / name).unlink(missing_ok=True)
+    (root / ".git" / name).symlink_to(tmp_path / "secret")
     snapshot = await create_snapshot(root, "t1", tmp_path / "state", {})
     store = snapshot.git_dir.parent.parent
     assert not any(b"hunter2" in path.read_bytes() for path in store.rglob("*") if path.is_file())
