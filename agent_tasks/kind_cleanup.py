@@ -7,6 +7,7 @@ those before; what does not pass is taken back to the linter's own fixes, and th
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from .cleanup_gate import (
 )
 from .codec import from_json, to_json
 from .edits import apply_hunks, make_hunks
+from .errors import TaskError
 from .kind import Plan, Verdict
 from .python_code import enclosing_function, function_names, functions_in_text
 from .python_lint import Finding, Linter, find_linter, syntax_problem
@@ -227,11 +229,21 @@ def _python_files(bench: Workbench) -> tuple[list[str], list[str]]:
     if not is_folder:
         decode(bench.read(bench.target), bench.target)  # refuses what is missing, binary or too large before anything is run
     paths = [path for path in (bench.files(bench.target) if is_folder else [bench.target]) if path.endswith((".py", ".pyi"))]
-    readable = [path for path in paths if _is_utf8(bench.read(path))]
-    notes = [f"left out, since the linter reads UTF-8 only: {path}" for path in paths if path not in readable]
+    reasons = {path: _reason_to_leave(bench, path) for path in paths}
+    readable = [path for path in paths if not reasons[path]]
+    notes = [f"left out: {path}, {reason}" for path, reason in reasons.items() if reason]
     if len(readable) > MAX_FILES:
         notes.append(f"{len(readable) - MAX_FILES} more files were left out: name a smaller folder")
     return readable[:MAX_FILES], notes
+
+
+def _reason_to_leave(bench: Workbench, path: str) -> str:
+    """Empty for a file that can be cleaned up. One that cannot must not keep the rest of a folder from it."""
+    try:
+        data = bench.read(path)
+    except TaskError as error:
+        return error.message
+    return "" if _is_utf8(os.fsencode(path)) and _is_utf8(data) else "the linter reads UTF-8 only"
 
 
 def _is_utf8(data: bytes) -> bool:

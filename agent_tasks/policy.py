@@ -91,7 +91,7 @@ def check_path(worktree: Path, path: str | Path, write: bool) -> Path:
     try:
         wanted = root / path
         real = wanted.resolve()
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # ValueError: characters that no file name can hold
         raise PolicyError(f"{text} cannot be followed: {error}", "give a path relative to the workspace folder") from error
     lexical = Path(*_collapse(wanted))
     if not real.is_relative_to(root) or not lexical.is_relative_to(root):

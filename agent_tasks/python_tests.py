@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import TaskError
+from .text import decode
 from .workbench import Workbench
 
 _USAGE_ERROR = 4
@@ -99,7 +102,8 @@ async def _run(bench: Workbench, interpreter: Interpreter, arguments: Sequence[s
     run = _read_report(report)
     if not run.outcomes:
         return TestRun({}, problem="there are no tests", command=command)
-    return replace(run, command=command)
+    failures = await asyncio.to_thread(_with_readable_frames, bench, run.failures)
+    return replace(run, failures=failures, command=command)
 
 
 def _read_report(text: bytes) -> TestRun:
@@ -108,13 +112,37 @@ def _read_report(text: bytes) -> TestRun:
         data = json.loads(text)
         outcomes = {str(test): str(outcome) for test, outcome in data["outcomes"].items()}
         return TestRun(outcomes, tuple(_failure(item) for item in data["failures"]), float(data["seconds"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise TaskError(f"the report of the tests is damaged: {error}") from error
 
 
 def _failure(item: Mapping[str, Any]) -> Failure:
     frames = tuple(Frame(str(frame["file"]), int(frame["line"]), str(frame["function"])) for frame in item["frames"])
-    return Failure(str(item["test"]), str(item["exception"]), str(item["message"]), frames)
+    return Failure(_node_id(item["test"]), str(item["exception"]), str(item["message"]), frames)
+
+
+def _node_id(value: object) -> str:
+    """ValueError for what could not be handed to pytest again."""
+    if b"\0" in os.fsencode(str(value)):
+        raise ValueError("a test has a NUL in its name")
+    return str(value)
+
+
+def _with_readable_frames(bench: Workbench, failures: Sequence[Failure]) -> tuple[Failure, ...]:
+    """Without frames in files that cannot be shown: generated code has none, and a report can name anything."""
+    named = {frame.file for failure in failures for frame in failure.frames}
+    readable = {path for path in named if _is_text(bench, path)}
+    return tuple(
+        replace(failure, frames=tuple(frame for frame in failure.frames if frame.file in readable)) for failure in failures
+    )
+
+
+def _is_text(bench: Workbench, path: str) -> bool:
+    try:
+        decode(bench.read(path))
+    except TaskError:
+        return False
+    return True
 
 
 def _last_line(output: str) -> str:

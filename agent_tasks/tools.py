@@ -138,7 +138,10 @@ def search(bench: Workbench) -> Tool:
 def _search(bench: Workbench, text: str) -> str:
     hits: list[str] = []
     for path in bench.files("."):
-        data = bench.read(path)
+        try:
+            data = bench.read(path)
+        except TaskError:  # larger than what tools read, or gone by now
+            continue
         if len(data) > MAX_SEARCHED_BYTES or b"\0" in data:
             continue
         for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from fakes import Answer, ScriptedModel, call
 from quadjet.agent_tasks.edits import apply_hunks
 from quadjet.agent_tasks.task import Card, Diagnostic, LineRange, NeedsYou, Task, TaskState
@@ -217,6 +218,17 @@ async def test_cleanup_of_another_language_says_what_is_supported(state: Path, t
     assert "Python" in card_of(task).summary
 
 
+async def test_cleanup_of_a_folder_leaves_out_what_it_cannot_read_and_says_so(sample: Path, state: Path) -> None:
+    (sample / "shop" / "large.py").write_text("x = 1\n" * 400_000)
+    (sample / "shop" / "odd\udcff.py").write_text("import os\n")
+    async with open_harness(state, sample, ScriptedModel(MENDED)) as harness:
+        task = await harness.run("cleanup", "shop")
+    assert list(proposed(task)) == [REPORT]
+    notes = " ".join(card_of(task).notes)
+    assert "large.py has 2,400,000 bytes" in notes
+    assert "shop/odd<U+DCFF>.py" in notes
+
+
 async def test_cleanup_of_a_folder_takes_its_python_files(sample: Path, state: Path) -> None:
     async with open_harness(state, sample, ScriptedModel(MENDED)) as harness:
         task = await harness.run("cleanup", "shop")
@@ -339,6 +351,55 @@ async def test_triage_of_a_file_with_a_syntax_error(state: Path, tmp_path: Path)
         task = await harness.run("triage", "test_m.py")
     findings = card_of(task).findings
     assert (findings["exception"], findings["file"], findings["line"]) == ("SyntaxError", "m.py", 1)
+
+
+async def test_triage_of_a_failure_in_generated_code_stays_with_the_code_that_is_there(state: Path, tmp_path: Path) -> None:
+    source = "def f():\n    exec(compile('1 / 0', 'made_up.py', 'exec'))\n"
+    root = make_repository(tmp_path / "project", {"m.py": source, "test_m.py": "import m\n\n\ndef test_f():\n    m.f()\n"})
+    async with open_harness(state, root, ScriptedModel([call("finish", cause="x")])) as harness:
+        task = await harness.run("triage", "test_m.py")
+    findings = card_of(task).findings
+    assert (findings["exception"], findings["file"], findings["line"]) == ("ZeroDivisionError", "m.py", 2)
+
+
+FORGED = """
+import json, os, sys
+
+def pytest_unconfigure():
+    frame = {{"file": {file!r}, "line": 1, "function": "f"}}
+    failure = {{"test": "test_m.py::test", "exception": "E", "message": "", "frames": [frame]}}
+    report = {{"outcomes": {{"test_m.py::test": "failed"}}, "failures": [failure], "seconds": 1}}
+    open(sys.argv[1], "w").write({report} or json.dumps(report))
+    os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("file", ["/etc/passwd", "../../../../etc/passwd", ".env", "nul\0", "\ud800", ""])
+async def test_a_forged_report_of_tests_shows_no_other_file(state: Path, tmp_path: Path, file: str) -> None:
+    files = {"conftest.py": FORGED.format(file=file, report="''"), "test_m.py": "def test():\n    pass\n"}
+    root = make_repository(tmp_path / "project", files)
+    async with open_harness(state, root, ScriptedModel([])) as harness:
+        task = await harness.run("triage", "test_m.py")
+    assert (card_of(task).findings["file"], card_of(task).findings["exception"]) == ("test_m.py", "E")
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        "'[' * 100_000",
+        "json.dumps(report).replace(': 1,', ': 1e999,')",
+        "'{}'",
+        "'\\0'",
+        "json.dumps(report).replace('::test', chr(92) + 'u0000')",
+    ],
+)
+async def test_a_damaged_report_of_tests_is_called_so(state: Path, tmp_path: Path, report: str) -> None:
+    files = {"conftest.py": FORGED.format(file="a.py", report=report), "test_m.py": "def test():\n    pass\n"}
+    root = make_repository(tmp_path / "project", files)
+    async with open_harness(state, root, ScriptedModel([])) as harness:
+        task = await harness.run("triage", "test_m.py")
+    assert task.state is TaskState.FAILED
+    assert "the report of the tests is damaged" in task.message
 
 
 async def test_triage_shows_the_functions_a_failing_assertion_calls(state: Path, tmp_path: Path) -> None:

@@ -79,6 +79,12 @@ async def test_search_names_file_and_line_and_not_secrets(bench: Workbench) -> N
     assert "no line contains" in (await ask(bench, "search", text="nothing like it")).text
 
 
+async def test_search_passes_over_what_it_cannot_read(bench: Workbench) -> None:
+    (bench.tree / "large.csv").write_text("needle,1\n" * 300_000)
+    (bench.tree / "data.bin").write_bytes(b"needle\0")
+    assert (await ask(bench, "search", text="needle")).text == "deep/b.py:1: needle"
+
+
 async def test_read_gives_ranges_and_says_what_is_left(bench: Workbench) -> None:
     assert (await ask(bench, "read_file", path="a.py")).text == "one\ntwo\nthree"
     part = (await ask(bench, "read_file", path="long.txt", first=10, last=12)).text
@@ -88,7 +94,9 @@ async def test_read_gives_ranges_and_says_what_is_left(bench: Workbench) -> None
     assert (await ask(bench, "read_file", path="a.py", first=9)).text == "a.py has 3 lines."
 
 
-@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", ".env", "missing.py", "", "deep", "\x00"])
+@pytest.mark.parametrize(
+    "path", ["../../etc/passwd", "/etc/passwd", ".env", "missing.py", "", "deep", "\x00", "\ud800", "x" * 300]
+)
 async def test_read_refuses_what_it_must_not_show(bench: Workbench, path: str) -> None:
     assert not (await ask(bench, "read_file", path=path)).ok
 
