@@ -196,7 +196,7 @@ class TaskManager:
                 self._record(self._tasks[task_id], [("comment", {"text": comment, "hunk_ids": sorted(states)})])
                 if await self._take_up_comment(task_id, proposal, comment):
                     return self.task(task_id)
-            await self._decide(task_id, proposal, ())
+            await self._decide(task_id, proposal, (), rejecting=True)
             return self.task(task_id)
 
     # -- how a task moves ------------------------------------------------------------------------------------------------
@@ -333,7 +333,9 @@ class TaskManager:
             raise WrongStateError(f"task {task_id} is {task.state} and has nothing to review", f"quadjet show {task_id}")
         return task
 
-    def _decide(self, task_id: str, proposal: Proposal, conflicts: Collection[Conflict]) -> asyncio.Future[None]:
+    def _decide(
+        self, task_id: str, proposal: Proposal, conflicts: Collection[Conflict], *, rejecting: bool = False
+    ) -> asyncio.Future[None]:
         """Journal the hunks as they stand, then the state that follows from them. The future ends when both are on disk."""
         written = self._emit(task_id, "hunks", {"hunks": to_json(proposal.hunks)}, proposal=proposal)
         state = self._tasks[task_id].state
@@ -346,7 +348,8 @@ class TaskManager:
             return self._move(task_id, TaskState.NEEDS_YOU, message, reason=NeedsYou.CONFLICT)
         if is_decided(proposal):
             taken = any(hunk.state is HunkState.ACCEPTED for hunk in proposal.hunks)
-            declined = any(hunk.state is HunkState.REJECTED for hunk in proposal.hunks)
+            # Without hunks, as for a cause without a fix, what the person called for counts.
+            declined = rejecting or any(hunk.state is HunkState.REJECTED for hunk in proposal.hunks)
             return self._end(task_id, TaskState.REJECTED if declined and not taken else TaskState.ACCEPTED, "")
         if self._tasks[task_id].reason is NeedsYou.CONFLICT and not _has_conflict(proposal):
             return self._move(task_id, TaskState.PROPOSED, "partly reviewed")

@@ -487,6 +487,16 @@ async def test_accepting_one_and_rejecting_the_other_ends_accepted(project: Path
     assert result.applied == (second,)
 
 
+async def test_a_result_without_hunks_ends_as_the_person_says(state: Path, tmp_path: Path) -> None:
+    root = make_repository(tmp_path / "clean", {"a.py": "x = 1\n"})
+    async with open_harness(state, root, ScriptedModel([])) as harness:
+        accepted, rejected = [await harness.run("cleanup", "a.py") for _ in range(2)]
+        await harness.manager.accept(accepted.id)
+        await harness.manager.reject(rejected.id)
+        ends = [harness.manager.task(task.id).state for task in (accepted, rejected)]
+    assert ends == [TaskState.ACCEPTED, TaskState.REJECTED]
+
+
 async def test_unknown_hunks_are_refused(project: Path, state: Path) -> None:
     async with open_harness(state, project, ScriptedModel([])) as harness:
         task = await reviewed(harness)
