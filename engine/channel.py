@@ -109,6 +109,35 @@ class GetStats:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateSource:
+    """To the engine: a text that drafts may be copied from is new or has changed."""
+
+    name: str
+    kind: str
+    """What its drafts are counted under."""
+    num_before: int
+    """Tokens that it had; 0: it is sent whole, in the place of whatever there is under the name."""
+    start: int
+    num_removed: int
+    tokens: NDArray[np.int32]
+    """They take the place of tokens start .. start + num_removed - 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveSource:
+    """To the engine: forget a text, if it is there."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceGone:
+    """The engine has no such text, or not the one that was changed, or needed its memory. It must be sent whole."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     id: int
     token: int
@@ -156,8 +185,8 @@ class Close:
     reason: str
 
 
-ToEngine = Hello | Load | Generate | Logits | Cancel | GetStats | Close
-FromEngine = Hello | Progress | Ready | LoadFailed | Token | LogitsRows | Done | Failed | Stats | Close
+ToEngine = Hello | Load | Generate | Logits | Cancel | GetStats | UpdateSource | RemoveSource | Close
+FromEngine = Hello | Progress | Ready | LoadFailed | Token | LogitsRows | Done | Failed | Stats | SourceGone | Close
 Message = ToEngine | FromEngine
 _CLASSES: dict[str, type[Any]] = {c.__name__: c for c in get_args(Message)}
 

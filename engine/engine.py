@@ -124,6 +124,7 @@ class Engine:
             "pages": self._cache.num_pages,
             "pages_used": self._cache.num_used,
             "pages_idle": self._cache.num_idle,
+            **(self._drafts.stats() if self._drafts is not None else {}),
         }
 
     def _count(self, generated: int) -> None:

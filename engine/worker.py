@@ -37,10 +37,14 @@ from .channel import (
     Message,
     Progress,
     Ready,
+    RemoveSource,
+    SourceGone,
     Stats,
+    UpdateSource,
     encode,
     read_message,
 )
+from .draft import PromptLookup
 from .engine import Engine, Vocabulary
 from .errors import EngineError, ModelFileError, QuadjetError
 from .gguf_file import GgufFile
@@ -75,6 +79,7 @@ class Worker:
         self._connection = connection
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._compiler: GrammarCompiler | None = None
+        self._lookup = PromptLookup()
         self._last_progress_s = 0.0
 
     def run(self) -> int:
@@ -101,7 +106,13 @@ class Worker:
         except (QuadjetError, MemoryError) as error:
             return self._send(load_failed(error))
         self._compiler = loaded.compiler
-        engine = Engine(loaded.backend, loaded.vocabulary, context=loaded.context, max_sequences=load.max_sequences)
+        engine = Engine(
+            loaded.backend,
+            loaded.vocabulary,
+            context=loaded.context,
+            max_sequences=load.max_sequences,
+            drafts=self._lookup,
+        )
         self._send(Ready(loaded.backend_name, loaded.backend.vocab_size, loaded.context, loaded.backend.num_pages))
         while self._obey(engine):
             if engine.has_work:
@@ -119,6 +130,10 @@ class Worker:
                 self._send(*engine.cancel(item.id))
             elif isinstance(item, GetStats):
                 self._send(Stats(item.id, engine.stats()))
+            elif isinstance(item, UpdateSource):
+                self._send(*map(SourceGone, self._lookup.update(item)))
+            elif isinstance(item, RemoveSource):
+                self._lookup.remove(item.name)
             elif item is None or isinstance(item, Close):
                 return False
             else:
