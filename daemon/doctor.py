@@ -143,7 +143,8 @@ def _memory(path: Path, config: EngineConfig) -> str:
     with GgufFile.open(path) as file:
         model = load_config(file)
         context = config.context or min(model.context, DEFAULT_CONTEXT)
-        budget = memory_budget(file, model, num_pages=config.max_sequences * pages_for(context))
+        num_slots = config.max_sequences
+        budget = memory_budget(file, model, num_pages=num_slots * pages_for(context), num_slots=num_slots)
     budget.check()
     return f"{budget.total_bytes / 1e9:.1f} GB needed by {config.model}, {budget.free_bytes / 1e9:.1f} GB free"
 

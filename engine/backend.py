@@ -42,6 +42,9 @@ class SequenceRows:
     """Return the raw float32 logits of the sampled rows."""
     num_drafts: int = 0
     """The last `num_drafts` tokens are guesses at what the rows before them sample; num_sampled is one more then, else any."""
+    slot: int = 0
+    """Where a recurrent state is kept, 0 .. most sequences - 1: one sequence's alone until its last step. Rows from position 0
+    begin with an empty state; others must begin within or right after the rows of the slot's last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,11 @@ class Backend(Protocol):
     @property
     def max_rows(self) -> int:
         """Most rows of one step, all sequences together."""
+        ...
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        """A sequence's state is more than its pages: a prefix cannot be resumed from pages alone."""
         ...
 
     def step(self, plan: StepPlan) -> StepResult: ...

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
+from ..kernels.abi import OpKind
 from .backend import PAGE_TOKENS
 from .errors import EngineError
 from .gguf_file import GgufFile
-from .model import ModelConfig, tensor_shapes
+from .lowering import lower
+from .model import ModelConfig
+from .program import Program
 from .reference_attention import QUERY_COLUMNS
+from .reference_deltanet import state_bytes
+from .weights import float32_names
 
 WEIGHTS_SHARE = 0.7
 """Most of the free memory that weights may take: the rest is for the cache, the daemon, editors and what the agents run."""
@@ -23,12 +29,13 @@ class Budget:
 
     weights_bytes: int
     kv_bytes: int
+    state_bytes: int
     scratch_bytes: int
     free_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.scratch_bytes
+        return self.weights_bytes + self.kv_bytes + self.state_bytes + self.scratch_bytes
 
     def check(self) -> None:
         """Raise EngineError with the numbers if it does not fit."""
@@ -40,29 +47,46 @@ class Budget:
             )
         if self.total_bytes > self.free_bytes:
             raise EngineError(
-                f"weights ({_gb(self.weights_bytes)}), KV cache ({_gb(self.kv_bytes)}) and scratch ({_gb(self.scratch_bytes)}) "
-                f"exceed the {_gb(self.free_bytes)} of free memory",
+                f"weights ({_gb(self.weights_bytes)}), KV cache ({_gb(self.kv_bytes)}), recurrent states "
+                f"({_gb(self.state_bytes)}) and scratch ({_gb(self.scratch_bytes)}) exceed the {_gb(self.free_bytes)} of "
+                "free memory",
                 "lower engine.context or engine.max_sequences, or choose a smaller model",
             )
 
 
 def memory_budget(
-    file: GgufFile, config: ModelConfig, *, num_pages: int, max_rows: int = 64, free_bytes: int | None = None
+    file: GgufFile,
+    config: ModelConfig,
+    *,
+    num_pages: int,
+    max_rows: int = 64,
+    num_slots: int = 4,
+    free_bytes: int | None = None,
 ) -> Budget:
-    """What the reference executor allocates: float32 weights, the table if it is only looked up, cache and one step's scratch."""
-    shapes = tensor_shapes(config)
-    table = shapes.pop("token_embd.weight")
-    weights = FLOAT_BYTES * sum(_size(shape) for shape in shapes.values())
-    weights += FLOAT_BYTES * _size(table) if config.is_tied else file.tensors["token_embd.weight"].nbytes
-    per_token = 2 * config.num_layers * config.kv_width * FLOAT_BYTES
-    attention = num_pages * config.kv_heads * (PAGE_TOKENS + config.head_dim) * QUERY_COLUMNS
-    features = 4 * config.hidden + 3 * config.ffn + 2 * (config.q_width + config.kv_width) + config.vocab_size
+    """What the reference executor allocates: float32 weights, the table if only looked up, cache, states, a step's scratch."""
+    program = lower(config)
     return Budget(
-        weights_bytes=weights,
-        kv_bytes=num_pages * PAGE_TOKENS * per_token,
-        scratch_bytes=(2 * max_rows * features + attention) * FLOAT_BYTES,
+        weights_bytes=_weights_bytes(file, program),
+        kv_bytes=FLOAT_BYTES * num_pages * PAGE_TOKENS * sum(2 * shape.kv_width for shape in program.kv_layers),
+        state_bytes=num_slots * sum(state_bytes(shape, max_rows) for shape in program.delta_layers),
+        scratch_bytes=FLOAT_BYTES * _scratch_floats(program, num_pages, max_rows),
         free_bytes=free_memory() if free_bytes is None else free_bytes,
     )
+
+
+def _weights_bytes(file: GgufFile, program: Program) -> int:
+    floats = float32_names(program)
+    tables = {op.weights for op in program.ops if op.kind is OpKind.EMBED} - floats
+    total = FLOAT_BYTES * sum(prod(program.tensors[name]) for names in floats for name in names)
+    return total + sum(file.tensors[name].nbytes for names in tables for name in names)
+
+
+def _scratch_floats(program: Program, num_pages: int, max_rows: int) -> int:
+    features = 2 * sum(buffer.features for buffer in program.buffers.values())
+    # The inputs and outputs of one expert.
+    features += max((2 * sum(program.tensors[op.params[0]][1:]) for op in program.ops if op.kind is OpKind.EXPERTS), default=0)
+    scores = max((shape.kv_heads * (PAGE_TOKENS + shape.head_dim) for shape in program.kv_layers), default=0)
+    return max_rows * features + num_pages * scores * QUERY_COLUMNS
 
 
 def free_memory() -> int:
@@ -82,13 +106,6 @@ def _system_free() -> int:
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):  # not Linux: the whole memory is the best that the standard library knows
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def _gb(num_bytes: int) -> str:

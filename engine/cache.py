@@ -30,8 +30,10 @@ class _Tail:
 class PageCache:
     """Allocates pages 0 .. num_pages - 1."""
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, *, shares: bool = True) -> None:
+        """Without `shares` every sequence begins with no page: for models whose state is more than pages."""
         self.num_pages = num_pages
+        self._shares = shares
         self._free = list(range(num_pages - 1, -1, -1))
         self._references = [0] * num_pages
         self._reserved = 0  # pages that running sequences may still take
@@ -53,8 +55,8 @@ class PageCache:
 
     def admit(self, sequence: Sequence) -> bool:
         """Give the sequence the longest cached prefix and set the rest of its pages aside. False, and no change, if they lack."""
-        shared = self._longest_prefix(sequence)
-        tail, num_tail = self._matching_tail(sequence, shared)
+        shared = self._longest_prefix(sequence) if self._shares else []
+        tail, num_tail = self._matching_tail(sequence, shared) if self._shares else (None, 0)
         pages = shared if tail is None else [*shared, tail.page]
         num_new = sequence.max_pages - len(pages)
         num_available = len(self._free) + len(self._idle) - sum(page in self._idle for page in pages) - self._reserved
@@ -71,7 +73,7 @@ class PageCache:
 
     def share_more(self, sequence: Sequence) -> None:
         """Take pages of the prompt that others have computed since the sequence was admitted."""
-        while sequence.num_computed == len(sequence.page_ids) * PAGE_TOKENS:
+        while self._shares and sequence.num_computed == len(sequence.page_ids) * PAGE_TOKENS:
             page = self._next_shared(sequence, sequence.page_ids)
             if page is None:
                 return

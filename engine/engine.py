@@ -61,7 +61,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
-        self._cache = PageCache(backend.num_pages)
+        self._cache = PageCache(backend.num_pages, shares=not backend.has_recurrent_state)
         self._scheduler = Scheduler(self._cache, max_sequences=max_sequences, max_rows=backend.max_rows, max_waiting=MAX_WAITING)
         self._vocabulary = vocabulary
         allowed = np.arange(backend.vocab_size) < vocabulary.size
@@ -183,6 +183,7 @@ class Engine:
             mask=mask,
             return_logits=sequence.return_logits or sequence.wants_prompt_logits,
             num_drafts=len(drafts),
+            slot=sequence.slot,
         )
 
     def _masks(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[NDArray[np.int32] | None, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ..kernels.abi import OpKind
-from .model import ModelConfig, RopeStyle, tensor_shapes
+from .model import DeltaShape, RopeStyle
 
 
 class Rows(StrEnum):
@@ -50,8 +50,10 @@ class AttentionShape:
 class Rope:
     theta: float
     style: RopeStyle
+    dim: int
+    """Leading features of a head that are rotated."""
     factors: str | None = None
-    """Tensor [head_dim / 2] that divides the angles."""
+    """Tensor [dim / 2] that divides the angles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,14 @@ class Op:
     weights: tuple[str, ...] = ()
     """Matrices [n, in], stacked by rows into one; or the one table or vector of the op."""
     biases: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
+    """Tensors that the op uses one by one."""
     layer: int = 0
-    """Index into Program.kv_layers."""
+    """Index into Program.kv_layers, or Program.delta_layers for DELTA_NET and GATED_NORM."""
     eps: float = 0.0
     rope: Rope | None = None
+    count: int = 0
+    """Experts that ROUTE chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,8 @@ class Program:
     """Shapes, NumPy order, of the tensors that the ops name."""
     kv_layers: tuple[AttentionShape, ...]
     """One per layer that keeps keys and values."""
+    delta_layers: tuple[DeltaShape, ...]
+    """One per layer that keeps a recurrent state."""
     vocab_size: int
 
     def __post_init__(self) -> None:
@@ -88,61 +96,12 @@ TOKENS = "tokens"
 LOGITS = "logits"
 
 
-def lower(config: ModelConfig) -> Program:
-    """The program of a dense pre-norm transformer with grouped-query attention and SwiGLU (families llama and qwen2)."""
-    shape = AttentionShape(config.heads, config.kv_heads, config.head_dim)
-    buffers = {
-        TOKENS: Buffer(1),
-        "x": Buffer(config.hidden),
-        "normed": Buffer(config.hidden),
-        "qkv": Buffer(shape.qkv_width),
-        "attended": Buffer(shape.q_width),
-        "gate_up": Buffer(2 * config.ffn),
-        "act": Buffer(config.ffn),
-        "last": Buffer(config.hidden, Rows.SAMPLED),
-        "last_normed": Buffer(config.hidden, Rows.SAMPLED),
-        LOGITS: Buffer(config.vocab_size, Rows.SAMPLED),
-    }
-    head = "token_embd.weight" if config.is_tied else "output.weight"
-    ops = [Op(OpKind.EMBED, (TOKENS,), "x", ("token_embd.weight",))]
-    for layer in range(config.num_layers):
-        ops += _attention_ops(config, layer)
-        ops += _ffn_ops(config, layer)
-    ops += [
-        Op(OpKind.SELECT, ("x",), "last"),
-        Op(OpKind.RMS_NORM, ("last",), "last_normed", ("output_norm.weight",), eps=config.rms_eps),
-        Op(OpKind.MATMUL, ("last_normed",), LOGITS, (head,)),
-    ]
-    return Program(tuple(ops), buffers, tensor_shapes(config), (shape,) * config.num_layers, config.vocab_size)
-
-
-def _attention_ops(config: ModelConfig, layer: int) -> list[Op]:
-    prefix = f"blk.{layer}."
-    names = [f"{prefix}attn_{part}" for part in "qkv"]
-    biases = tuple(f"{name}.bias" for name in names) if config.has_qkv_bias else ()
-    rope = Rope(config.rope_theta, config.rope_style, "rope_freqs.weight" if config.has_rope_freqs else None)
-    return [
-        Op(OpKind.RMS_NORM, ("x",), "normed", (f"{prefix}attn_norm.weight",), eps=config.rms_eps),
-        Op(OpKind.MATMUL, ("normed",), "qkv", tuple(f"{name}.weight" for name in names), biases),
-        Op(OpKind.ROPE, ("qkv",), "qkv", layer=layer, rope=rope),
-        Op(OpKind.KV_APPEND, ("qkv",), "qkv", layer=layer),
-        Op(OpKind.ATTENTION, ("qkv",), "attended", layer=layer),
-        Op(OpKind.MATMUL_ADD, ("attended",), "x", (f"{prefix}attn_output.weight",)),
-    ]
-
-
-def _ffn_ops(config: ModelConfig, layer: int) -> list[Op]:
-    prefix = f"blk.{layer}."
-    return [
-        Op(OpKind.RMS_NORM, ("x",), "normed", (f"{prefix}ffn_norm.weight",), eps=config.rms_eps),
-        Op(OpKind.MATMUL, ("normed",), "gate_up", (f"{prefix}ffn_gate.weight", f"{prefix}ffn_up.weight")),
-        Op(OpKind.SWIGLU, ("gate_up",), "act"),
-        Op(OpKind.MATMUL_ADD, ("act",), "x", (f"{prefix}ffn_down.weight",)),
-    ]
-
-
 class InvalidProgramError(ValueError):
     """A program that no executor could run: a fault of the lowering, not of the model file."""
+
+
+_TWO_INPUTS = frozenset({OpKind.GATE, OpKind.EXPERTS, OpKind.SHARED_EXPERT})
+_READ_OUTPUT = frozenset({OpKind.MATMUL_ADD, OpKind.GATE, OpKind.EXPERTS, OpKind.SHARED_EXPERT, OpKind.GATED_NORM})
 
 
 class _Checker:
@@ -152,6 +111,7 @@ class _Checker:
         self._program = program
         self._written = {TOKENS}
         self._appended: set[int] = set()
+        self._advanced: set[int] = set()
 
     def check(self) -> None:
         for index, op in enumerate(self._program.ops):
@@ -163,10 +123,13 @@ class _Checker:
         _require(self._buffer(LOGITS) == Buffer(self._program.vocab_size, Rows.SAMPLED), "the logits have the wrong shape")
 
     def _check_op(self, op: Op) -> None:
-        _require(len(op.inputs) == 1, f"{len(op.inputs)} inputs, not 1")
-        (source,) = op.inputs
-        _require(source in self._written, f"reads {source!r}, which no op has written")
-        reads_output = op.kind is OpKind.MATMUL_ADD
+        num_inputs = 2 if op.kind in _TWO_INPUTS else 1
+        _require(len(op.inputs) == num_inputs, f"{len(op.inputs)} inputs, not {num_inputs}")
+        for name in op.inputs:
+            _require(name in self._written, f"reads {name!r}, which no op has written")
+            _require(self._buffer(name).rows is self._buffer(op.inputs[0]).rows, "inputs of different rows")
+        source = op.inputs[0]
+        reads_output = op.kind in _READ_OUTPUT
         _require(not reads_output or op.output in self._written, f"adds to {op.output!r}, which no op has written")
         x, y = self._buffer(source), self._buffer(op.output)
         rows = (Rows.STEP, Rows.SAMPLED) if op.kind is OpKind.SELECT else (x.rows, x.rows)
@@ -189,8 +152,12 @@ class _Checker:
                 _require(x == y, "width changes")
             case OpKind.SWIGLU:
                 _require(x == 2 * y, "input is not twice as wide as the output")
-            case OpKind.ROPE | OpKind.KV_APPEND | OpKind.ATTENTION:
+            case OpKind.ROPE | OpKind.KV_APPEND | OpKind.ATTENTION | OpKind.QK_NORM | OpKind.DROP_GATE | OpKind.GATE:
                 self._check_attention(op, x, y)
+            case OpKind.ROUTE | OpKind.EXPERTS | OpKind.SHARED_EXPERT:
+                self._check_experts(op, x, y)
+            case OpKind.DELTA_NET | OpKind.GATED_NORM:
+                self._check_delta(op, x, y)
 
     def _check_matmul(self, op: Op, x: int, y: int) -> None:
         shapes = [self._shape(name) for name in op.weights]
@@ -205,19 +172,66 @@ class _Checker:
         _require(0 <= op.layer < len(self._program.kv_layers), f"layer {op.layer} keeps no keys and values")
         shape = self._program.kv_layers[op.layer]
         _require(shape.heads % shape.kv_heads == 0 and shape.head_dim % 2 == 0, "heads cannot be shared out")
-        _require(x == shape.qkv_width, f"input is not q, k and v of layer {op.layer}")
-        if op.kind is OpKind.ATTENTION:
-            _require(y == shape.q_width, "output is not as wide as q")
-            _require(op.layer in self._appended, "attends before its keys are appended")
-            return
-        _require(op.output == op.inputs[0], "works in place only")
+        gated_width = shape.q_width + shape.qkv_width
+        match op.kind:
+            case OpKind.DROP_GATE:
+                _require((x, y) == (gated_width, shape.qkv_width), f"not q, k and v of layer {op.layer} with and without gates")
+            case OpKind.GATE:
+                _require(op.output == op.inputs[0] and x == shape.q_width, "does not gate what was attended in place")
+                _require(self._buffer(op.inputs[1]).features == gated_width, f"no gates of layer {op.layer}")
+            case OpKind.ATTENTION:
+                _require(x == shape.qkv_width, f"input is not q, k and v of layer {op.layer}")
+                _require(y == shape.q_width, "output is not as wide as q")
+                _require(op.layer in self._appended, "attends before its keys are appended")
+            case _:
+                _require(x == shape.qkv_width, f"input is not q, k and v of layer {op.layer}")
+                _require(op.output == op.inputs[0], "works in place only")
+                self._check_in_place(op, shape)
+
+    def _check_in_place(self, op: Op, shape: AttentionShape) -> None:
         if op.kind is OpKind.KV_APPEND:
             _require(op.layer not in self._appended, "appends twice")
             self._appended.add(op.layer)
+        elif op.kind is OpKind.QK_NORM:
+            _require(self._params(op) == [(shape.head_dim,)] * 2, "weights of another width than a head")
+            _require(op.eps > 0, "no eps")
+        else:
+            _require(op.rope is not None, "no rope")
+            assert op.rope is not None
+            _require(0 < op.rope.dim <= shape.head_dim and op.rope.dim % 2 == 0, "rotates more or less than a head")
+            if op.rope.factors is not None:
+                _require(self._shape(op.rope.factors) == (op.rope.dim // 2,), "factors of another width")
+
+    def _check_experts(self, op: Op, x: int, y: int) -> None:
+        if op.kind is OpKind.ROUTE:
+            _require(op.output == op.inputs[0], "works in place only")
+            _require(1 <= op.count <= x, f"chooses {op.count} of {x} experts")
             return
-        _require(op.rope is not None, "no rope")
-        if op.rope is not None and op.rope.factors is not None:
-            _require(self._shape(op.rope.factors) == (shape.head_dim // 2,), "factors of another width")
+        x2 = self._buffer(op.inputs[1]).features
+        if op.kind is OpKind.SHARED_EXPERT:
+            _require(x == y and self._params(op) == [(x2,)], "gate of another width")
+            return
+        shapes = self._params(op)
+        _require(len(shapes) == 3 and len(shapes[0]) == 3, "not gate, up and down of experts")
+        count, ffn, _ = shapes[0]
+        _require(x == y and count == x2 and shapes == [(count, ffn, x), (count, ffn, x), (count, x, ffn)], "experts do not fit")
+
+    def _check_delta(self, op: Op, x: int, y: int) -> None:
+        _require(0 <= op.layer < len(self._program.delta_layers), f"layer {op.layer} keeps no recurrent state")
+        shape = self._program.delta_layers[op.layer]
+        _require((x, y) == (shape.input_width, shape.v_width), f"not the widths of layer {op.layer}")
+        _require(shape.v_heads % shape.k_heads == 0 and shape.conv_taps > 1, "heads cannot be shared out, or no taps")
+        _require(op.eps > 0, "no eps")
+        if op.kind is OpKind.GATED_NORM:
+            _require(self._params(op) == [(shape.head_dim,)], "weights of another width than a head")
+            return
+        _require(op.layer not in self._advanced, "goes over the same positions twice")
+        self._advanced.add(op.layer)
+        per_head = (shape.v_heads,)
+        _require(self._params(op) == [(shape.conv_width, shape.conv_taps), per_head, per_head], "tensors do not fit the heads")
+
+    def _params(self, op: Op) -> list[tuple[int, ...]]:
+        return [self._shape(name) for name in op.params]
 
     def _buffer(self, name: str) -> Buffer:
         _require(name in self._program.buffers, f"no buffer {name!r}")

@@ -18,11 +18,14 @@ from ..kernels.abi import OpKind
 from .backend import PAGE_TOKENS, SequenceRows, StepPlan, StepResult
 from .budget import memory_budget
 from .gguf_file import GgufFile
-from .model import load_config
+from .lowering import lower
+from .model import DeltaShape, load_config
 from .products import Products
-from .program import LOGITS, AttentionShape, Op, Program, Rope, Rows, lower
+from .program import LOGITS, AttentionShape, Op, Program, Rope, Rows
 from .reference_attention import KvLayer, RowsView, rows_views
-from .reference_ops import RopeTable, rms_norm, rotate, swiglu
+from .reference_deltanet import DeltaLayer, DeltaWeights
+from .reference_experts import add_experts, route
+from .reference_ops import RopeTable, add_gated, norm_heads, rms_norm, rotate, sigmoid, swiglu
 from .sampling import choose
 from .weights import Progress, Weights, load_weights
 from .workers import Workers
@@ -39,6 +42,7 @@ class ReferenceBackend:
         *,
         num_pages: int,
         max_rows: int = 64,
+        num_slots: int = 4,
         on_progress: Progress | None = None,
         is_padded: bool = True,
     ) -> None:
@@ -47,11 +51,12 @@ class ReferenceBackend:
         Raises ModelFileError for a file that cannot be run, EngineError if the memory does not suffice.
         """
         config = load_config(file)
-        memory_budget(file, config, num_pages=num_pages, max_rows=max_rows).check()
+        memory_budget(file, config, num_pages=num_pages, max_rows=max_rows, num_slots=num_slots).check()
         program = lower(config)
         self._num_pages = num_pages
         self._max_rows = max_rows
-        self._executor = Executor(program, load_weights(file, program, on_progress), num_pages, is_padded)
+        self._num_slots = num_slots
+        self._executor = Executor(program, load_weights(file, program, on_progress), num_pages, num_slots, is_padded)
 
     @property
     def vocab_size(self) -> int:
@@ -64,6 +69,10 @@ class ReferenceBackend:
     @property
     def max_rows(self) -> int:
         return self._max_rows
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        return bool(self._executor.program.delta_layers)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Raises ValueError for a plan that is not well formed, EngineError for sampling that is impossible."""
@@ -95,6 +104,16 @@ class ReferenceBackend:
                 raise ValueError(f"{len(pages)} pages for positions up to {sequence.start + count}")
             if pages.min() < 0 or pages.max() >= self._num_pages:
                 raise ValueError(f"page ids must be 0 to {self._num_pages - 1}")
+        if self.has_recurrent_state:
+            self._check_slots(plan)
+
+    def _check_slots(self, plan: StepPlan) -> None:
+        slots = [sequence.slot for sequence in plan.sequences]
+        if min(slots) < 0 or max(slots) >= self._num_slots or len(set(slots)) < len(slots):
+            raise ValueError(f"slots must be 0 to {self._num_slots - 1}, each once: {slots}")
+        for sequence in plan.sequences:
+            if not self._executor.can_start(sequence.slot, sequence.start):
+                raise ValueError(f"slot {sequence.slot} does not hold the state at position {sequence.start}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +135,26 @@ class _Step:
     """Columns whose logits are wanted."""
     buffers: dict[str, Array]
     """[features, columns], but the logits [sampled rows, vocab]."""
-    angles: dict[tuple[Rope, int], tuple[Array, Array]]
-    """Cosines and sines of the positions, by rope and head_dim."""
+    angles: dict[Rope, tuple[Array, Array]]
+    """Cosines and sines of the positions."""
     views: dict[AttentionShape, list[RowsView]]
     """What the rows see of the cache, by the shape of the layer."""
 
 
 class Executor:
-    """Runs a program op by op. Holds its weights and its KV cache."""
+    """Runs a program op by op. Holds its weights, its KV cache and its recurrent states."""
 
-    def __init__(self, program: Program, weights: Weights, num_pages: int, is_padded: bool = True) -> None:
+    def __init__(self, program: Program, weights: Weights, num_pages: int, num_slots: int, is_padded: bool = True) -> None:
         self.program = program
         self._weights = weights
         self._layers = [KvLayer(shape, num_pages) for shape in program.kv_layers]
+        self._delta_layers = [DeltaLayer(shape, num_slots) for shape in program.delta_layers]
+        self._delta_weights = {op: self._read_delta(op) for op in program.ops if op.kind is OpKind.DELTA_NET}
         self._blas = ThreadpoolController().select(user_api="blas")
         self._workers = Workers(max((library["num_threads"] for library in self._blas.info()), default=1))
         with self._blas.limit(limits=1):
             self._products, self._page_products = self._make_products() if is_padded else (Products.unpadded(self._workers),) * 2
-        self._ropes: dict[tuple[Rope, int], RopeTable] = {}
+        self._ropes: dict[Rope, RopeTable] = {}
         self._run_op: dict[OpKind, Callable[[_Step, Op], None]] = {
             OpKind.EMBED: self._embed,
             OpKind.RMS_NORM: self._rms_norm,
@@ -144,7 +165,18 @@ class Executor:
             OpKind.ATTENTION: self._attention,
             OpKind.SWIGLU: self._swiglu,
             OpKind.SELECT: self._select,
+            OpKind.QK_NORM: self._qk_norm,
+            OpKind.DROP_GATE: self._drop_gate,
+            OpKind.GATE: self._gate,
+            OpKind.ROUTE: self._route,
+            OpKind.EXPERTS: self._experts,
+            OpKind.SHARED_EXPERT: self._shared_expert,
+            OpKind.DELTA_NET: self._delta_net,
+            OpKind.GATED_NORM: self._gated_norm,
         }
+
+    def can_start(self, slot: int, position: int) -> bool:
+        return all(layer.can_start(slot, position) for layer in self._delta_layers)
 
     def run(self, plan: StepPlan) -> Array:
         """Logits [sampled rows, vocab] in the plan's order."""
@@ -207,14 +239,14 @@ class Executor:
     def _rope(self, step: _Step, op: Op) -> None:
         assert op.rope is not None
         shape = self.program.kv_layers[op.layer]
-        key = (op.rope, shape.head_dim)
-        if key not in self._ropes:
-            factors = self._weights.matrices[(op.rope.factors,)] if op.rope.factors is not None else None
-            self._ropes[key] = RopeTable(op.rope.theta, shape.head_dim, factors)
-        if key not in step.angles:
-            step.angles[key] = self._ropes[key].at(step.positions)
+        rope = op.rope
+        if rope not in self._ropes:
+            factors = self._weights.matrices[(rope.factors,)] if rope.factors is not None else None
+            self._ropes[rope] = RopeTable(rope.theta, rope.dim, factors)
+        if rope not in step.angles:
+            step.angles[rope] = self._ropes[rope].at(step.positions)
         heads = step.buffers[op.output][: shape.q_width + shape.kv_width].reshape(-1, shape.head_dim, len(step.positions))
-        rotate(heads, *step.angles[key], op.rope.style)
+        rotate(heads, *step.angles[rope], rope.style)
 
     def _kv_append(self, step: _Step, op: Op) -> None:
         shape = self.program.kv_layers[op.layer]
@@ -250,9 +282,84 @@ class Executor:
         out[:, : len(step.sampled)] = step.buffers[op.inputs[0]][:, step.sampled]
         out[:, len(step.sampled) :] = 0
 
+    def _qk_norm(self, step: _Step, op: Op) -> None:
+        shape = self.program.kv_layers[op.layer]
+        heads = step.buffers[op.output].reshape(-1, shape.head_dim, len(step.positions))
+        q_weight, k_weight = self._params(op)
+        norm_heads(heads[: shape.heads], q_weight, op.eps)
+        norm_heads(heads[shape.heads : shape.heads + shape.kv_heads], k_weight, op.eps)
+
+    def _drop_gate(self, step: _Step, op: Op) -> None:
+        shape = self.program.kv_layers[op.layer]
+        x, out = step.buffers[op.inputs[0]], step.buffers[op.output]
+        out[: shape.q_width].reshape(shape.heads, shape.head_dim, -1)[:] = _gated_heads(x, shape)[:, 0]
+        out[shape.q_width :] = x[2 * shape.q_width :]
+
+    def _gate(self, step: _Step, op: Op) -> None:
+        shape = self.program.kv_layers[op.layer]
+        gates = _gated_heads(step.buffers[op.inputs[1]], shape)[:, 1]
+        step.buffers[op.output][:] *= sigmoid(gates).reshape(shape.q_width, -1)
+
+    def _route(self, step: _Step, op: Op) -> None:
+        route(step.buffers[op.output], op.count)
+
+    def _experts(self, step: _Step, op: Op) -> None:
+        x, weights = (step.buffers[name] for name in op.inputs)
+        gate, up, down = self._params(op)
+        add_experts(step.buffers[op.output], x, weights[:, : len(step.tokens)], (gate, up, down), self._products)
+
+    def _shared_expert(self, step: _Step, op: Op) -> None:
+        x, gate_input = (step.buffers[name] for name in op.inputs)
+        (gate,) = self._params(op)
+        add_gated(step.buffers[op.output], x, gate_input, gate)
+
+    def _delta_net(self, step: _Step, op: Op) -> None:
+        layer, weights = self._delta_layers[op.layer], self._delta_weights[op]
+        channels, _, heads = _delta_parts(step.buffers[op.inputs[0]], self.program.delta_layers[op.layer])
+        out = step.buffers[op.output]
+        out[:, len(step.tokens) :] = 0
+
+        def advance(span: _Span) -> None:
+            rows = np.concatenate([channels[:, span.columns].T, heads[:, span.columns].T], axis=1)
+            out[:, span.columns] = layer.run(span.rows.slot, span.rows.start, rows, weights).T
+
+        self._workers.run(advance, step.spans)
+
+    def _gated_norm(self, step: _Step, op: Op) -> None:
+        shape = self.program.delta_layers[op.layer]
+        _, z, _ = _delta_parts(step.buffers[op.inputs[0]], shape)
+        out = step.buffers[op.output]
+        (weight,) = self._params(op)
+        norm_heads(out.reshape(shape.v_heads, shape.head_dim, -1), weight, op.eps)
+        out *= z * sigmoid(z)
+
+    def _params(self, op: Op) -> list[Array]:
+        return [self._weights.matrices[(name,)] for name in op.params]
+
+    def _read_delta(self, op: Op) -> DeltaWeights:
+        conv, decay, time_bias = self._params(op)
+        return DeltaWeights(np.ascontiguousarray(conv.T), decay.astype(np.float64), time_bias.astype(np.float64), op.eps)
+
     def _make_products(self) -> tuple[Products, Products]:
         """Products with the weights, and products of one page of keys or values."""
-        matrices = [(matrix.shape[0], matrix.shape[1]) for matrix in self._weights.matrices.values() if matrix.ndim == 2]
+        shapes: set[tuple[int, int]] = set()
+        for op in self.program.ops:
+            if op.kind in (OpKind.MATMUL, OpKind.MATMUL_ADD):
+                rows, inner = self._weights.matrices[op.weights].shape
+                shapes.add((rows, inner))
+            elif op.kind is OpKind.EXPERTS:
+                shapes |= {(expert.shape[1], expert.shape[2]) for expert in self._params(op)}
         head_dims = {shape.head_dim for shape in self.program.kv_layers}
         pages = [pair for head_dim in head_dims for pair in ((PAGE_TOKENS, head_dim), (head_dim, PAGE_TOKENS))]
-        return Products.for_shapes(matrices, self._workers), Products.for_shapes(pages)
+        return Products.for_shapes(shapes, self._workers), Products.for_shapes(pages)
+
+
+def _gated_heads(x: Array, shape: AttentionShape) -> Array:
+    """[heads, (q, gate), head_dim, columns] of x = q and gate head by head, then k and v."""
+    return x[: 2 * shape.q_width].reshape(shape.heads, 2, shape.head_dim, -1)
+
+
+def _delta_parts(x: Array, shape: DeltaShape) -> tuple[Array, Array, Array]:
+    """(conv channels, z, alphas and betas) of x, each [features, columns]."""
+    channels, z, heads = np.split(x, [shape.conv_width, shape.conv_width + shape.v_width])
+    return channels, z, heads

@@ -31,17 +31,40 @@ def swiglu(gate_up: Array, out: Array) -> None:
     out *= up
 
 
+def norm_heads(heads: Array, weight: Array, eps: float) -> None:
+    """rms_norm of each head of `heads` [heads, head_dim, columns] in place."""
+    mean = np.add.reduce(np.square(heads, dtype=np.float64), axis=1, keepdims=True) / heads.shape[1]
+    heads *= (1 / np.sqrt(mean + eps)).astype(np.float32)
+    heads *= weight[:, np.newaxis]
+
+
+def sigmoid(x: Array) -> Array:
+    """Of a contiguous copy, so that every element goes through the same instructions."""
+    out = np.array(x, order="C")
+    np.negative(out, out=out)
+    np.exp(out, out=out)
+    out += 1
+    np.reciprocal(out, out=out)
+    return out
+
+
+def add_gated(total: Array, x: Array, gate_input: Array, gate: Array) -> None:
+    """Add x times the sigmoid of gate [features] . gate_input [features, columns], column by column."""
+    logits = np.add.reduce(gate_input * gate.astype(np.float64)[:, np.newaxis], axis=0)
+    total += x * sigmoid(logits.astype(np.float32))
+
+
 class RopeTable:
     """Cosines and sines of the angles of all positions, made a page of positions at a time and kept."""
 
-    def __init__(self, theta: float, head_dim: int, factors: Array | None) -> None:
-        self._frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    def __init__(self, theta: float, dim: int, factors: Array | None) -> None:
+        self._frequencies = theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
         if factors is not None:
             self._frequencies = self._frequencies / factors.astype(np.float64)
         self._pages: dict[int, tuple[Array, Array]] = {}
 
     def at(self, positions: NDArray[np.int64]) -> tuple[Array, Array]:
-        """(cosines, sines), each [head_dim / 2, len(positions)]."""
+        """(cosines, sines), each [dim / 2, len(positions)]."""
         pages = [self._page(page) for page in (positions // PAGE_TOKENS).tolist()]
         slots = (positions % PAGE_TOKENS).tolist()
         cosines = np.stack([cos[:, slot] for (cos, _), slot in zip(pages, slots, strict=True)], axis=1)
@@ -57,8 +80,9 @@ class RopeTable:
 
 
 def rotate(heads: Array, cosines: Array, sines: Array, style: RopeStyle) -> None:
-    """Rotate `heads` [heads, head_dim, columns] in place by angles [head_dim / 2, columns]."""
-    half = heads.shape[1] // 2
+    """Rotate the leading features of `heads` [heads, head_dim, columns] in place by angles [rotated features / 2, columns]."""
+    half = len(cosines)
+    heads = heads[:, : 2 * half]
     if style is RopeStyle.ADJACENT:
         a, b = heads[:, 0::2], heads[:, 1::2]
     else:

@@ -45,6 +45,7 @@ class Scheduler:
             )
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
+        self._free_slots = list(range(max_sequences))
         self._cache = cache
         self._max_sequences = max_sequences
         self._max_rows = max_rows
@@ -66,6 +67,7 @@ class Scheduler:
         """Take out a sequence, running or waiting, and let go of its pages."""
         if sequence in self.running:
             self.running.remove(sequence)
+            self._free_slots.append(sequence.slot)
             self._cache.release(sequence)
         else:
             self.waiting.remove(sequence)
@@ -93,6 +95,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self._max_sequences and self._cache.admit(self.waiting[0]):
+            self.waiting[0].slot = self._free_slots.pop()
             self.running.append(self.waiting.popleft())
 
     def _prompts(self) -> list[Sequence]:

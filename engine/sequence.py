@@ -52,6 +52,8 @@ class Sequence:
     """Names the owner of the transcript: the next sequence of the same key may take over the last, partly filled page."""
     return_logits: bool = False
     page_ids: list[int] = field(default_factory=list)
+    slot: int = 0
+    """Where its recurrent state is kept while it runs."""
     num_computed: int = 0
     num_cached: int = 0
     """Prompt tokens that were taken from the cache."""

@@ -39,7 +39,7 @@ class EmbeddingTable:
 @dataclass(frozen=True, slots=True)
 class Weights:
     matrices: dict[Names, NDArray[np.float32]]
-    """By the names an op gives: its tensors stacked by rows, or one vector."""
+    """By the names an op gives: its tensors stacked by rows, or one tensor."""
     embedding: NDArray[np.float32] | EmbeddingTable
 
 
@@ -47,6 +47,7 @@ def float32_names(program: Program) -> set[Names]:
     """What must be in memory as float32: every op's weights, biases and rope factors, but not a table only looked up."""
     names = {op.weights for op in program.ops if op.weights and op.kind is not OpKind.EMBED}
     names |= {op.biases for op in program.ops if op.biases}
+    names |= {(name,) for op in program.ops for name in op.params}
     return names | {(op.rope.factors,) for op in program.ops if op.rope is not None and op.rope.factors is not None}
 
 

@@ -231,6 +231,7 @@ def load_model(load: Load, report: Callable[[str, int, int], None]) -> Loaded:
             file,
             num_pages=load.max_sequences * pages_for(context),
             max_rows=load.max_step_rows,
+            num_slots=load.max_sequences,
             on_progress=lambda done, total: report("loading weights", done, total),
         )
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.eog_ids, tokenizer.unused_ids)

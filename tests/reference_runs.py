@@ -16,13 +16,19 @@ def some_tokens(count: int, vocab: int, seed: int) -> NDArray[np.int32]:
 
 
 def rows(
-    tokens: NDArray[np.int32], start: int, count: int, page_ids: NDArray[np.int32], num_sampled: int | None = None
+    tokens: NDArray[np.int32],
+    start: int,
+    count: int,
+    page_ids: NDArray[np.int32],
+    num_sampled: int | None = None,
+    *,
+    slot: int = 0,
 ) -> SequenceRows:
     """Rows start .. start + count - 1 of `tokens`, all of them sampled unless said otherwise."""
     end = start + count
     sampled = count if num_sampled is None else num_sampled
     pages = page_ids[: -(-end // PAGE_TOKENS)]
-    return SequenceRows(start, tokens[start:end], pages, sampled, GREEDY, return_logits=True)
+    return SequenceRows(start, tokens[start:end], pages, sampled, GREEDY, return_logits=True, slot=slot)
 
 
 def run_side_by_side(
@@ -34,7 +40,7 @@ def run_side_by_side(
     while any(done[i] < len(tokens) for i, (tokens, _, _) in enumerate(sequences)):
         live = [i for i, (tokens, _, _) in enumerate(sequences) if done[i] < len(tokens)]
         counts = {i: min(sequences[i][2], len(sequences[i][0]) - done[i]) for i in live}
-        plan = StepPlan(tuple(rows(sequences[i][0], done[i], counts[i], sequences[i][1]) for i in live))
+        plan = StepPlan(tuple(rows(sequences[i][0], done[i], counts[i], sequences[i][1], slot=i) for i in live))
         for i, logits in zip(live, backend.step(plan).logits, strict=True):
             assert logits is not None
             parts[i].append(logits)

@@ -24,6 +24,8 @@ def toy_logits(tokens: list[int], vocab: int) -> NDArray[np.float32]:
 
 
 class ToyBackend:
+    has_recurrent_state = False
+
     def __init__(self, *, num_pages: int = 64, max_rows: int = 64, vocab_size: int = 50) -> None:
         self.vocab_size = vocab_size
         self.num_pages = num_pages

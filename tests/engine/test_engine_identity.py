@@ -13,14 +13,14 @@ from quadjet.engine.engine import Engine, Event, Vocabulary
 from quadjet.engine.gguf_file import GgufFile
 from quadjet.engine.reference import ReferenceBackend
 from quadjet.engine.sequence import Sequence
-from tiny_models import VOCAB, tiny_model
+from tiny_models import FAMILIES, HYBRIDS, VOCAB, tiny_model
 
 CONTEXT = 1024
 NO_END = Vocabulary(VOCAB, frozenset(), frozenset())
 Outcome = tuple[list[int], NDArray[np.float32]]
 
 
-@pytest.fixture(scope="module", params=[("llama", "F32"), ("qwen2", "F32"), ("qwen2", "Q4_K_M")], ids="-".join)
+@pytest.fixture(scope="module", params=[*((family, "F32") for family in FAMILIES), ("qwen2", "Q4_K_M")], ids="-".join)
 def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GgufFile]:
     arch, quant = request.param
     with GgufFile.open(tiny_model(tmp_path_factory.mktemp("models"), arch=arch, quant=quant)) as file:
@@ -94,10 +94,12 @@ def test_a_cache_hit_gives_the_same_bits(model_file: GgufFile) -> None:
     following = prompt(150) + first[0] + prompt(30, seed=7)
     fresh = outcome(drain(make(model_file), sequence(1, following)), 1)
     by_key = drain(engine, sequence(1, following))
-    assert cached(by_key, 1) == 157  # all that was computed: the last page went over to the same key
+    # All that was computed: the last page went over to the same key. Pages do not hold a recurrent state.
+    is_hybrid = model_file.metadata["general.architecture"] in HYBRIDS
+    assert cached(by_key, 1) == (0 if is_hybrid else 157)
     assert_same(outcome(by_key, 1), fresh)
     by_content = drain(engine, sequence(2, following))
-    assert cached(by_content, 2) == 128  # another key shares full pages only
+    assert cached(by_content, 2) == (0 if is_hybrid else 128)  # another key shares full pages only
     assert_same(outcome(by_content, 2), fresh)
 
 

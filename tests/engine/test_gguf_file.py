@@ -18,8 +18,8 @@ from gguf_bytes import ARRAY, BOOL, STRING, U32, Bytes, array, entry, tensor, te
 from quadjet.engine.budget import memory_budget
 from quadjet.engine.errors import EngineError, ModelFileError
 from quadjet.engine.gguf_file import GgufFile
+from quadjet.engine.lowering import lower
 from quadjet.engine.model import load_config
-from quadjet.engine.program import lower
 from quadjet.engine.reference import ReferenceBackend
 from reference_runs import run
 from tools.synth_gguf import SHAPES, write

@@ -1,4 +1,4 @@
-"""Hyperparameters and tensors: read for both families, refused by name where they are wrong."""
+"""Hyperparameters and tensors: read for all families, refused by name where they are wrong."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ import numpy as np
 import pytest
 from quadjet.engine.errors import ModelFileError
 from quadjet.engine.gguf_file import GgufFile, TensorInfo
-from quadjet.engine.model import RopeStyle, load_config, tensor_shapes
-from tiny_models import tiny_model
+from quadjet.engine.model import DeltaShape, Experts, RopeStyle, load_config, tensor_shapes
+from tiny_models import FAMILIES, tiny_model
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
     return GgufFile.open(tiny_model(tmp_path_factory.mktemp("models"), arch=request.param))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GgufFile]:
+    folder = tmp_path_factory.mktemp("families")
+    return {family: GgufFile.open(tiny_model(folder, arch=family)) for family in FAMILIES}
 
 
 def changed(
@@ -34,7 +40,7 @@ def changed(
     return GgufFile(file.path, new_metadata, new_tensors, np.zeros(0, np.uint8))
 
 
-def test_both_families_are_read(file: GgufFile) -> None:
+def test_a_plain_transformer_is_read(file: GgufFile) -> None:
     config = load_config(file)
     family = file.metadata["general.architecture"]
     assert (config.family, config.num_layers, config.hidden, config.ffn) == (family, 3, 256, 512)
@@ -59,7 +65,7 @@ def test_the_head_dimension_follows_from_the_width_if_it_is_not_given(file: Gguf
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("=general.architecture", "gpt2", r"family 'gpt2'; supported: llama, qwen2"),
+        ("=general.architecture", "gpt2", r"family 'gpt2'; supported: llama, qwen2, qwen3, qwen35, qwen35moe, qwen3moe"),
         ("=general.architecture", None, r"family None; supported"),
         ("=general.architecture", ["llama"], r"supported"),
         ("block_count", None, r"block_count is missing"),
@@ -137,3 +143,83 @@ def test_qwen2_must_have_its_biases(tmp_path: Path) -> None:
         pytest.raises(ModelFileError, match=r"attn_k\.bias is missing"),
     ):
         load_config(changed(file, tensors={"blk.0.attn_k.bias": None}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_implies_exactly_the_tensors_of_its_file(files: dict[str, GgufFile], family: str) -> None:
+    file = files[family]
+    config = load_config(file)
+    assert config.family == family
+    assert set(tensor_shapes(config)) == set(file.tensors)
+
+
+def test_a_hybrid_is_read(files: dict[str, GgufFile]) -> None:
+    config = load_config(files["qwen35"])
+    assert (config.num_layers, config.delta_layers) == (8, frozenset({0, 1, 2, 4, 5, 6}))
+    assert config.delta == DeltaShape(k_heads=2, v_heads=6, head_dim=128, conv_taps=4)
+    assert (config.head_dim, config.rope_dim, config.has_attention_gate, config.has_qk_norm) == (64, 16, True, True)
+    assert config.mtp_tensors == frozenset({"nextn.shared_head_norm.weight"})
+
+
+def test_experts_are_read(files: dict[str, GgufFile]) -> None:
+    assert load_config(files["qwen3moe"]).experts == Experts(8, 2, 256, 0)
+    assert load_config(files["qwen35moe"]).experts == Experts(8, 2, 256, 256)
+
+
+def test_the_file_says_which_layers_are_recurrent(files: dict[str, GgufFile]) -> None:
+    flags = np.array([True, True, True, False] * 2 + [False])
+    keys = {"attention.recurrent_layers": flags, "full_attention_interval": None}
+    assert load_config(changed(files["qwen35"], keys)).delta_layers == {0, 1, 2, 4, 5, 6}
+    per_layer = np.array([0, 0, 0, 2, 0, 0, 0, 2, 2], np.int32)
+    assert load_config(changed(files["qwen35"], {"attention.head_count_kv": per_layer})).kv_heads == 2
+
+
+@pytest.mark.parametrize("width", [(256,), (1, 256)])
+def test_the_gate_of_the_shared_expert_may_be_a_row(files: dict[str, GgufFile], width: tuple[int, ...]) -> None:
+    name = "blk.0.ffn_gate_inp_shexp.weight"
+    file = files["qwen35moe"]
+    load_config(changed(file, tensors={name: replace(file.tensors[name], shape=width)}))
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "reason"),
+    [
+        ("qwen3", "attention.key_length", None, r"attention.value_length is 128, but must equal the head dimension 64"),
+        ("qwen3", "expert_count", 8, r"expert_count, which is not supported"),
+        ("qwen3moe", "expert_count", None, r"expert_count is missing"),
+        ("qwen3moe", "expert_count", 2**31, r"not a whole number from 1 to 16384"),
+        ("qwen3moe", "expert_count", 9, r"ffn_gate_inp\.weight has the shape \(8, 256\), but the metadata implies \(9, 256\)"),
+        ("qwen3moe", "expert_used_count", 9, r"expert_used_count is 9, not a whole number from 1 to 8"),
+        ("qwen3moe", "expert_gating_func", 2, r"expert_gating_func is 2"),
+        ("qwen3moe", "expert_feed_forward_length", 512, r"ffn_gate_exps\.weight has the shape"),
+        ("qwen35", "block_count", 1, r"only, not the model"),
+        ("qwen35", "nextn_predict_layers", 2, r"nextn_predict_layers is 2, not a whole number from 0 to 1"),
+        ("qwen35", "nextn_predict_layers", 0, r"blk\.8\.attn_qkv|blk\.8\.attn_q\.weight|blk\.8\.nextn"),
+        ("qwen35", "full_attention_interval", 0, r"full_attention_interval is 0"),
+        ("qwen35", "full_attention_interval", None, r"full_attention_interval is missing"),
+        ("qwen35", "full_attention_interval", 3, r"blk\.2\.attn_q\.weight is missing"),
+        ("qwen35", "attention.recurrent_layers", np.array([True]), r"recurrent_layers is .*, not 9 booleans"),
+        ("qwen35", "attention.recurrent_layers", np.ones(9, np.int32), r"not 9 booleans"),
+        ("qwen35", "attention.head_count_kv", np.array([0, 2, 4], np.int32), r"differs from layer to layer"),
+        ("qwen35", "attention.head_count_kv", np.array([0, 0], np.int32), r"head_count_kv is 0"),
+        ("qwen35", "rope.dimension_count", 15, r"dimension_count is 15, which is odd"),
+        ("qwen35", "rope.dimension_count", 66, r"dimension_count is 66, not a whole number from 2 to 64"),
+        ("qwen35", "ssm.time_step_rank", 5, r"5 V heads cannot be shared out over 2 K heads"),
+        ("qwen35", "ssm.inner_size", 100, r"inner_size is 100, but must equal"),
+        ("qwen35", "ssm.state_size", 64, r"inner_size is 768, but must equal"),
+        ("qwen35", "ssm.conv_kernel", 5, r"ssm_conv1d\.weight has the shape \(1280, 4\), but the metadata implies \(1280, 5\)"),
+        ("qwen35", "ssm.conv_kernel", 2**20, r"conv_kernel is 1048576"),
+        ("qwen35moe", "expert_shared_feed_forward_length", None, r"expert_shared_feed_forward_length is missing"),
+    ],
+)
+def test_a_value_that_cannot_be_in_its_family_is_refused(
+    files: dict[str, GgufFile], family: str, key: str, value: object, reason: str
+) -> None:
+    with pytest.raises(ModelFileError, match=reason):
+        load_config(changed(files[family], {key: value}))
+
+
+@pytest.mark.parametrize("name", ["blk.8.nextn.eh_proj.weight", "blk.8.attn_q.weight", "blk.0.ssm_a", "blk.3.attn_q_norm.weight"])
+def test_a_hybrid_must_have_all_its_tensors(files: dict[str, GgufFile], name: str) -> None:
+    with pytest.raises(ModelFileError, match=rf"{name} is missing"):
+        load_config(changed(files["qwen35"], tensors={name: None}))

@@ -21,14 +21,14 @@ from quadjet.engine.model import load_config
 from quadjet.engine.reference import ReferenceBackend
 from quadjet.engine.sampling import sample
 from reference_runs import GREEDY, rows, run, run_side_by_side, some_tokens
-from tiny_models import VOCAB, tiny_model
+from tiny_models import FAMILIES, VOCAB, tiny_model
 from tools.synth_gguf import SHAPES, write
 
 LENGTH = 210
 PAGES = 24
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("models"), arch=request.param)
 
@@ -82,10 +82,40 @@ def test_a_sequence_computed_again_from_the_middle_gives_the_same_bits(
 ) -> None:
     pages = np.arange(4, dtype=np.int32)
     run(backend, tokens, 64, pages)
+    if backend.has_recurrent_state:
+        with pytest.raises(ValueError, match="slot 0 does not hold the state at position 150"):
+            backend.step(StepPlan((rows(tokens, 150, 10, pages),)))
+        return
     for start in (190, 150, 64, 30):
         (again,) = backend.step(StepPlan((rows(tokens, start, 10, pages),))).logits
         assert again is not None
         assert np.array_equal(again, alone[start : start + 10])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_rows_that_are_taken_back_leave_no_trace(
+    backend: ReferenceBackend, tokens: NDArray[np.int32], alone: NDArray[np.float32], seed: int
+) -> None:
+    """As after refused drafts: a step may begin anywhere in or right after the last one."""
+    random = np.random.default_rng(seed)
+    pages = np.arange(4, dtype=np.int32)
+    start = 0
+    while start < LENGTH:
+        count, wrong = int(random.integers(1, min(20, LENGTH - start) + 1)), int(random.integers(0, 5))
+        tried = np.concatenate([tokens[: start + count], random.integers(0, VOCAB, wrong, dtype=np.int32)])
+        (logits,) = backend.step(StepPlan((rows(tried, start, count + wrong, pages, slot=2),))).logits
+        assert logits is not None
+        assert np.array_equal(logits[:count], alone[start : start + count])
+        start += int(random.integers(0, count + 1))
+
+
+def test_a_slot_holds_one_sequence_of_a_step(backend: ReferenceBackend, tokens: NDArray[np.int32]) -> None:
+    if not backend.has_recurrent_state:
+        pytest.skip("attention alone keeps nothing in slots")
+    for slots in ((0, 0), (0, 4), (-1, 0)):
+        plan = StepPlan(tuple(rows(tokens, 0, 3, pages(slot + 1), slot=slot) for slot in slots))
+        with pytest.raises(ValueError, match="each once"):
+            backend.step(plan)
 
 
 @pytest.mark.parametrize("core", ["", "Haswell"])
