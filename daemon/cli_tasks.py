@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -34,14 +35,17 @@ class TargetType(click.ParamType[Target]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Target:
         match = _TARGET.fullmatch(value)
-        if Path(value).exists() or match is None:
+        if not value:
+            self.fail("name a file or a folder; the one you are in is .", param, ctx)
+        # os.path.exists has an answer also for names that no file can have and folders that cannot be looked into.
+        if is_path := os.path.exists(value) or match is None:  # noqa: PTH110
             target = Target(Path(value).absolute())
         else:
             first = int(match["first"])
             target = Target(Path(match["path"]).absolute(), first, int(match["last"] or first))
-        if not target.path.exists():
+        if not os.path.exists(target.path):  # noqa: PTH110
             self.fail(f"there is no {target.path}", param, ctx)
-        if match is not None and target.first < 1 and not Path(value).exists():
+        if not is_path and target.first < 1:
             self.fail(f"{value}: lines count from 1", param, ctx)
         if target.first > target.last or (target.first and target.path.is_dir()):
             self.fail(f"{value}: lines belong to a file, and the first comes before the last", param, ctx)

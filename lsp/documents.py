@@ -36,7 +36,10 @@ def uri_to_path(uri: str) -> Path:
         raise NotAFileError("this document was never saved, so an agent has no file to work on", "save it to a file first")
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise NotAFileError(f"{uri} is not a file on this machine", "open the file itself, from a local or remote folder")
-    raw = unquote_to_bytes(parts.path)
+    try:
+        raw = unquote_to_bytes(parts.path)
+    except UnicodeEncodeError:
+        raise NotAFileError(f"{uri!r} is not valid text") from None
     if not raw.startswith(b"/") or b"\0" in raw:
         raise NotAFileError(f"{uri} does not name an absolute path")
     return Path(os.path.realpath(os.fsdecode(raw)))

@@ -85,7 +85,7 @@ class SubscribeParams:
     """Without `task_id`: all tasks, those to come included."""
 
     task_id: str | None = None
-    after_seq: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    after_seq: int = attrs.field(default=0, validator=[attrs.validators.ge(0), attrs.validators.le(2**31 - 1)])
 
 
 @attrs.frozen

@@ -18,6 +18,13 @@ def test_the_log_is_rotated_and_private(tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in found) < 17 * 2**20
 
 
+def test_foreign_text_is_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "daemon.log"
+    with open_log(path):
+        logging.getLogger("quadjet.test").info("%s left", "\x1b]0;title\x07ed\u202eitor\udcff")
+    assert path.read_text().endswith("quadjet.test: ed<U+202E>itor<U+DCFF> left\n")
+
+
 def test_bodies_of_messages_are_not_logged(tmp_path: Path) -> None:
     path = tmp_path / "daemon.log"
     with open_log(path):

@@ -318,6 +318,7 @@ async def test_bad_requests_get_clear_errors(box: Box) -> None:
         ("agent/task", [1], INVALID_PARAMS, "must be an object"),
         ("agent/task", {"taskId": "nope"}, INVALID_PARAMS, "no task nope"),
         ("agent/subscribe", {"afterSeq": "x"}, INVALID_PARAMS, "afterSeq"),
+        ("agent/subscribe", {"afterSeq": 2**63}, INVALID_PARAMS, "afterSeq"),
         ("textDocument/codeAction", {"textDocument": 5}, INVALID_PARAMS, "textDocument/codeAction"),
         ("textDocument/didOpen", {}, INVALID_REQUEST, "is a notification"),
         ("initialize", {"processId": None, "rootUri": None, "capabilities": {}}, INVALID_REQUEST, "already"),
@@ -336,6 +337,7 @@ async def test_bad_requests_get_clear_errors(box: Box) -> None:
         ("untitled:Untitled-1", "never saved"),
         ("vscode-vfs://github/x.py", "not a file on this machine"),
         ("file:///nonexistent/x.py", "does not exist"),
+        (f"file:///{'x' * 300}", "does not exist"),
     ],
 )
 async def test_what_is_no_file_is_refused(box: Box, uri: str, text: str) -> None:

@@ -146,6 +146,7 @@ def test_file_uris(uri: str, path: str) -> None:
         "file:relative",
         "",
         "file:///a%00b",
+        "file:///\ud800",
         "file://[x",
     ],
 )
