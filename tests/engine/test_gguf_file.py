@@ -22,7 +22,8 @@ from quadjet.engine.lowering import lower
 from quadjet.engine.model import load_config
 from quadjet.engine.reference import ReferenceBackend
 from reference_runs import run
-from tools.synth_gguf import SHAPES, write
+from tiny_models import FAMILIES
+from tools.synth_gguf import SHAPES, Shape, write
 
 GOOD = Bytes()
 HUGE = 2**64 - 1
@@ -199,23 +200,32 @@ def length_fields(data: bytes, names: list[str]) -> list[int]:
     return [8, 16, *(data.index(text(name)) for name in names)]
 
 
+def small_shape(family: str) -> Shape:
+    small = replace(SHAPES[family, "tiny"], layers=1, hidden=32, ffn=64, heads=2, kv_heads=1, head_dim=16, vocab=300)
+    if small.experts:
+        small = replace(small, experts=4, expert_ffn=32, shared_ffn=32 if small.shared_ffn else 0)
+    if small.full_every:
+        small = replace(small, layers=2, full_every=2, rope_dim=8, lin_dim=16)
+    return small
+
+
 @pytest.mark.slow
-def test_two_thousand_damaged_headers_open_or_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_1700_damaged_headers_of_each_family_open_or_are_refused(tmp_path: Path, family: str) -> None:
     """Each within seconds and without memory for what it merely claims; those that still make a model also run a step."""
     source = tmp_path / "source.gguf"
-    shape = replace(SHAPES["qwen2", "tiny"], layers=1, hidden=32, ffn=64, heads=2, kv_heads=1, head_dim=16, vocab=300)
-    write(str(source), "qwen2", shape, "F32", 1)
+    write(str(source), family, small_shape(family), "F32", 1)
     data = source.read_bytes()
     with GgufFile.open(source) as file:
         header_bytes = min(info.offset for info in file.tensors.values())
         fields = length_fields(data, [*file.metadata, *file.tensors])
         # The family's own keys: their values, after the key and its type, decide what is built.
-        value_fields = [data.index(text(key)) + len(text(key)) + 4 for key in file.metadata if key.startswith("qwen2.")]
+        value_fields = [data.index(text(key)) + len(text(key)) + 4 for key in file.metadata if key.startswith(f"{family}.")]
     random = np.random.default_rng(11)
     outcomes = {"refused": 0, "other family or shape": 0, "runs": 0}
     path = tmp_path / "broken.gguf"
     tracemalloc.start()
-    for _ in range(2000):
+    for _ in range(1700):
         path.write_bytes(mutate(data, header_bytes, fields, value_fields, random))
         began = time.monotonic()
         outcomes[outcome(path)] += 1
