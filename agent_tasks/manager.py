@@ -19,6 +19,7 @@ from typing import Any
 from ..engine.chat import ModelError
 from . import worktree
 from .codec import to_json
+from .draft_feed import DraftFeed
 from .errors import TaskError, UnknownTaskError, WrongStateError
 from .proposal import AcceptResult, Conflict, apply_change, is_decided, select, with_states
 from .run import ModelSource, ProgressCallback, TaskRun, TaskSettings
@@ -63,6 +64,7 @@ class TaskManager:
         self._worktrees = worktrees
         self._settings = settings or TaskSettings()
         self._sandbox = sandbox or Sandbox()
+        self._drafts = DraftFeed(workspace)
         self._tasks: dict[str, Task] = {}
         self._queue: list[str] = []
         self._runs: dict[str, asyncio.Task[None]] = {}
@@ -93,6 +95,7 @@ class TaskManager:
                 self._park(task_id, NeedsYou.RESTART, "the daemon was stopped; resume it to go on")
         while self._chores:
             await asyncio.wait(self._chores)
+        await self._drafts.close()
 
     def tasks(self) -> list[Task]:
         """All tasks, oldest first."""
@@ -248,6 +251,7 @@ class TaskManager:
         """Move to a final state and let go of what the task holds."""
         written = self._move(task_id, state, message)
         self._spawn(self._discard(task_id))
+        self._drafts.drop_task(task_id)
         return written
 
     def _fail(self, task_id: str, message: str) -> None:
@@ -285,7 +289,15 @@ class TaskManager:
             emit=partial(self._emit, task_id),
         )
         run = TaskRun(
-            task_id, desk, self._model_source, self._store, self._workspace, self._worktrees, self._settings, self._sandbox
+            task_id,
+            desk,
+            self._model_source,
+            self._store,
+            self._workspace,
+            self._worktrees,
+            self._settings,
+            self._sandbox,
+            self._drafts,
         )
         try:
             await run.run()

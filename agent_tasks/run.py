@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from ..engine.chat import ChatModel, Message
 from . import worktree
 from .agent import Agent, Ending, EndReason, Limits
 from .codec import to_json
+from .draft_feed import DraftFeed
 from .edits import make_hunks
 from .errors import TaskError
 from .kind import Kind, Verdict
@@ -63,6 +65,7 @@ class TaskRun:
     worktrees: Path
     settings: TaskSettings
     sandbox: Sandbox
+    drafts: DraftFeed
 
     async def run(self) -> None:
         """To a proposal, or to a park. Raises TaskError or ModelError when the task cannot go on."""
@@ -115,7 +118,8 @@ class TaskRun:
         status = await asyncio.to_thread(self.sandbox.probe)
         no_commands = "" if status.available else status.reason
         spec = self.desk.current().spec
-        return Workbench(spec, snapshot, self.sandbox, no_commands, self.settings.command_timeout_s, self._progress)
+        seen = partial(self.drafts.add_file, self.task_id)
+        return Workbench(spec, snapshot, self.sandbox, no_commands, self.settings.command_timeout_s, self._progress, seen)
 
     def _progress(self, message: str, done: int = 0, total: int = 0) -> None:
         self.desk.emit("progress", {"message": message, "done": done, "total": total}, message=message)
@@ -124,6 +128,7 @@ class TaskRun:
 
     async def _loop(self, kind: Kind, bench: Workbench, checkpoint: dict[str, Any], transcript: list[Message]) -> Ending:
         model = await self.model_source(self._progress)
+        self.drafts.attach(model)
         self._progress(f"{model.name} is working")
         task = self.desk.current()
         agent = Agent(

@@ -155,6 +155,7 @@ def _search(bench: Workbench, text: str) -> str:
 def read_file(bench: Workbench, default_path: str = "") -> Tool:
     async def handle(arguments: Mapping[str, Any]) -> ToolResult:
         data = await asyncio.to_thread(bench.read, arguments["path"])
+        bench.seen(arguments["path"], data)
         lines = decode(data).normalised.splitlines()
         first = max(1, arguments.get("first", 1))
         last = min(arguments.get("last", len(lines)), first + MAX_LINES - 1, len(lines))
@@ -218,6 +219,7 @@ async def _edit(bench: Workbench, path: str, after: AfterEdit, edit: Callable[[b
     except TaskError as error:
         return await after(path, before, error.message)
     await asyncio.to_thread(bench.write, path, edited)
+    bench.seen(path, edited)
     return await after(path, before, "")
 
 

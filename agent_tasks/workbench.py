@@ -30,6 +30,8 @@ class Workbench:
     no_commands: str
     command_timeout_s: float
     progress: Callable[[str, int, int], None]
+    seen: Callable[[str, bytes], None] = lambda path, data: None
+    """Told of every file that the model reads or writes, by its path, with what is in it by then."""
 
     @property
     def tree(self) -> Path:

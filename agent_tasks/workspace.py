@@ -5,7 +5,7 @@ Two editors may hold one file; the one that changed it last is the live one. Eve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -36,18 +36,25 @@ class Workspace:
 
     def __init__(self) -> None:
         self._documents: dict[Path, list[OpenDocument]] = {}
+        self._subscribers: list[Callable[[Path], None]] = []
+
+    def subscribe(self, callback: Callable[[Path], None]) -> None:
+        """Call back with the path of every document whose live copy may have become another."""
+        self._subscribers.append(callback)
 
     def open(self, path: Path, text: str, version: int, editor: Editor) -> None:
         """An editor opened `path`. It becomes the live copy unless another editor already holds the file."""
         documents = self._documents.setdefault(path, [])
         documents[:] = [document for document in documents if document.editor is not editor]
         documents.insert(0, OpenDocument(text, version, editor))
+        self._tell(path)
 
     def change(self, path: Path, text: str, version: int, editor: Editor) -> None:
         """An editor changed its copy, which becomes the live one."""
         documents = self._documents.setdefault(path, [])
         documents[:] = [document for document in documents if document.editor is not editor]
         documents.append(OpenDocument(text, version, editor))
+        self._tell(path)
 
     def close(self, path: Path, editor: Editor) -> None:
         """The file on disk, or another editor's copy, is what counts from here on."""
@@ -56,6 +63,7 @@ class Workspace:
             self._documents[path] = documents
         else:
             self._documents.pop(path, None)
+        self._tell(path)
 
     def close_all(self, editor: Editor) -> None:
         """An editor left."""
@@ -66,9 +74,17 @@ class Workspace:
         documents = self._documents.get(path)
         return documents[-1] if documents else None
 
+    def paths(self) -> Iterable[Path]:
+        """Of all open files."""
+        return tuple(self._documents)
+
     def open_under(self, root: Path) -> dict[Path, OpenDocument]:
         """The live copy of every open file inside `root`."""
         return {path: documents[-1] for path, documents in self._documents.items() if path.is_relative_to(root)}
+
+    def _tell(self, path: Path) -> None:
+        for callback in self._subscribers:
+            callback(path)
 
 
 class Overlays(NamedTuple):

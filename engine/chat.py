@@ -11,6 +11,9 @@ from .errors import QuadjetError
 
 Role = Literal["system", "user", "assistant", "tool"]
 
+SourceKind = Literal["document", "agent"]
+"""Who wrote a text that replies may copy from: an open document, or a file that an agent read or edited."""
+
 
 class ModelError(QuadjetError):
     """The model could not answer: engine gone, prompt over the context, template refused."""
@@ -125,4 +128,15 @@ class ChatModel(Protocol):
         `key` names the transcript's owner (a task id): its cache is looked up first. `on_text` gets text as it streams.
         Raises ContextOverflowError before computing anything, ModelError when the engine fails.
         """
+        ...
+
+    async def update_source(self, name: str, text: str, kind: SourceKind = "document") -> None:
+        """Name a text that replies may copy from, or what it is by now: replies come faster then and say the same.
+
+        Only the lines that changed cost anything. ModelError for a text that no tokenizer can encode.
+        """
+        ...
+
+    async def remove_source(self, name: str) -> None:
+        """The text of this name is of no use any more."""
         ...

@@ -40,9 +40,12 @@ from .channel import (
     LogitsRows,
     Progress,
     Ready,
+    RemoveSource,
+    SourceGone,
     Stats,
     ToEngine,
     Token,
+    UpdateSource,
     encode,
     receive_message,
 )
@@ -133,6 +136,8 @@ class EngineClient:
         self._reader_task: asyncio.Task[None] | None = None
         self._failure: EngineError | None = None
         self.info = EngineInfo("", 0, 0, 0)
+        self.on_source_gone: Callable[[str], None] = lambda name: None
+        """Called with the name of a draft source that must be sent whole the next time."""
 
     @classmethod
     async def start(cls, settings: EngineSettings, on_progress: ProgressCallback = lambda *_: None) -> Self:
@@ -209,6 +214,11 @@ class EngineClient:
         number = next(self._ids)
         async with contextlib.aclosing(self._answers(number, GetStats(number))) as answers:
             return next(iter([a.values async for a in answers if isinstance(a, Stats)]))
+
+    def update_source(self, change: UpdateSource | RemoveSource) -> None:
+        """Tell the engine of a text that drafts may be copied from. No effect when it is gone: a new one has no texts."""
+        if self._failure is None:
+            self._send(change)
 
     async def close(self) -> None:
         """End the process, by force if it does not end by itself, and every call that still waits."""
@@ -300,6 +310,9 @@ class EngineClient:
             queue.put_nowait(self._failure)
 
     def _dispatch(self, message: FromEngine | ToEngine) -> None:
+        if isinstance(message, SourceGone):
+            self.on_source_gone(message.name)
+            return
         if not isinstance(message, _Answer):
             raise ChannelError(f"the engine sent a {type(message).__name__} that nobody asked for")
         if (queue := self._waiting.get(message.id)) is not None:  # else it was cancelled meanwhile

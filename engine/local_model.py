@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from .backend import TokenSampling
-from .chat import ContextOverflowError, FinishReason, Message, ModelError, Reply, SamplingParams, ToolSpec, Usage
+from .channel import RemoveSource
+from .chat import ContextOverflowError, FinishReason, Message, ModelError, Reply, SamplingParams, SourceKind, ToolSpec, Usage
 from .client import EngineClient, EngineSettings, GenerateRequest, ProgressCallback, TokenEvent
+from .draft_text import DraftTexts
 from .errors import EngineError
 from .gguf_file import GgufFile
 from .template import ChatTemplate
@@ -33,6 +35,9 @@ class LocalChatModel:
         self._name = name
         # What the model saw and wrote under each key. Its own cut into tokens is kept in the next prompt, or the cache is lost.
         self._transcripts: OrderedDict[str, list[int]] = OrderedDict()
+        self._texts = DraftTexts(tokenizer.encode)
+        client.on_source_gone = self._texts.forget
+        self._source_lock = asyncio.Lock()
 
     @classmethod
     async def load(cls, settings: EngineSettings, on_progress: ProgressCallback = lambda *_: None, *, name: str = "") -> Self:
@@ -97,6 +102,19 @@ class LocalChatModel:
             raise ModelError(error.message, error.fix) from error
         self._remember(key, [*prompt, *generated.tokens])
         return self._reply(generated, () if tool_choice == "none" else tools, is_required)
+
+    async def update_source(self, name: str, text: str, kind: SourceKind = "document") -> None:
+        """Replies may copy from `text` from here on, as ChatModel says."""
+        async with self._source_lock:  # changes reach the engine in the order in which they were made
+            change = await asyncio.to_thread(self._texts.change, name, kind, text)
+            if change is not None:
+                self._client.update_source(change)
+
+    async def remove_source(self, name: str) -> None:
+        """Forget what `update_source` brought under this name."""
+        async with self._source_lock:
+            self._texts.forget(name)
+            self._client.update_source(RemoveSource(name))
 
     async def close(self) -> None:
         """End the engine process and the template's."""

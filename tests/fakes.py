@@ -7,7 +7,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from quadjet.engine.chat import ContextOverflowError, FinishReason, Message, Reply, SamplingParams, ToolCall, ToolSpec, Usage
+from quadjet.engine.chat import (
+    ContextOverflowError,
+    FinishReason,
+    Message,
+    Reply,
+    SamplingParams,
+    SourceKind,
+    ToolCall,
+    ToolSpec,
+    Usage,
+)
 
 Answer = Reply | Message | ToolCall | Exception | asyncio.Event
 Script = Sequence[Answer] | Callable[[Sequence[Message]], Answer]
@@ -22,7 +32,8 @@ class ScriptedModel:
 
     An answer is a tool call, a message, a whole reply, an exception to raise, or an Event: then the model blocks until it is set
     and takes the next answer. A callable gets the transcript and returns an answer. `prompts` holds every transcript it was
-    asked with, `waiting` is set while it blocks, and `cancelled` counts completions that were cancelled.
+    asked with, `waiting` is set while it blocks, and `cancelled` counts completions that were cancelled. `sources` holds the
+    texts that it was told to copy from.
     """
 
     def __init__(self, script: Script, context: int = 1_000_000) -> None:
@@ -35,6 +46,7 @@ class ScriptedModel:
         self.keys: list[str] = []
         self.waiting = asyncio.Event()
         self.cancelled = 0
+        self.sources: dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -69,6 +81,12 @@ class ScriptedModel:
         if isinstance(answer, Exception):
             raise answer
         return _reply(answer, tokens)
+
+    async def update_source(self, name: str, text: str, kind: SourceKind = "document") -> None:
+        self.sources[name] = text
+
+    async def remove_source(self, name: str) -> None:
+        self.sources.pop(name, None)
 
     def _next(self, messages: Sequence[Message]) -> Answer:
         if self._function is not None:

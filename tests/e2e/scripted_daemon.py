@@ -19,7 +19,7 @@ from typing import Any, Literal
 from quadjet.agent_tasks.run import ProgressCallback
 from quadjet.daemon import config
 from quadjet.daemon.server import serve
-from quadjet.engine.chat import ChatModel, FinishReason, Message, Reply, SamplingParams, ToolCall, ToolSpec, Usage
+from quadjet.engine.chat import ChatModel, FinishReason, Message, Reply, SamplingParams, SourceKind, ToolCall, ToolSpec, Usage
 from quadjet.engine.errors import QuadjetError
 
 _POLL_S = 0.01
@@ -51,6 +51,12 @@ class FollowingModel:
         text = step.get("say", "") * step.get("repeat", 1)
         message = Message("assistant", text, (_call(step),))
         return Reply(message, FinishReason.TOOL_CALLS, Usage(self.count_tokens(messages), 0, len(text)))
+
+    async def update_source(self, name: str, text: str, kind: SourceKind = "document") -> None:
+        """It needs no drafts."""
+
+    async def remove_source(self, name: str) -> None:
+        """It has none."""
 
     def _step(self, messages: Sequence[Message]) -> dict[str, Any]:
         said = "".join(message.content for message in messages if message.role == "user")

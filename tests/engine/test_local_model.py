@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from quadjet.engine.backend import PAGE_TOKENS
+from quadjet.engine.channel import RemoveSource
 from quadjet.engine.chat import (
     ChatModel,
     ContextOverflowError,
@@ -216,3 +217,27 @@ def test_stop_text_holds_back_a_beginning_only_as_long_as_it_is_one() -> None:
     assert [stop.push(part) for part in ("a<", "/e", "x\n", "b", "\n\n c")] == ["a", "", "</ex", "\nb", ""]
     assert stop.is_found
     assert stop.flush() == stop.push("more") == ""
+
+
+async def test_texts_to_copy_from_reach_the_engine_and_change_no_reply(model: LocalChatModel) -> None:
+    plain = await model.complete(USER, params=params(max_tokens=60))
+    await model.update_source("said", plain.message.content)
+    await model.update_source("other", "def f():\n    return 1\n", "agent")
+    await model.update_source("other", "def f():\n    return 12\n", "agent")
+    again = await model.complete(USER, params=params(max_tokens=60))
+    assert again.message.content == plain.message.content
+    stats = await model.client.stats()
+    assert stats["draft_sources"] == 2
+    assert stats["draft_document_accepted"] > 0
+    await model.remove_source("said")
+    await model.remove_source("never there")
+    assert (await model.client.stats())["draft_sources"] == 1
+
+
+async def test_a_text_that_the_engine_does_not_have_is_sent_whole(model: LocalChatModel) -> None:
+    await model.update_source("a", "one\ntwo\n")
+    model.client.update_source(RemoveSource("a"))  # as if its memory had been needed
+    await model.update_source("a", "one\ntwo\nthree\n")  # a change to what is not there: the engine says so
+    await model.client.stats()
+    await model.update_source("a", "one\ntwo\nthree\nfour\n")
+    assert (await model.client.stats())["draft_sources"] == 1

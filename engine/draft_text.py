@@ -1,0 +1,115 @@
+"""Texts that drafts are copied from, kept as tokens on the side of the client: an edit costs the lines that it touches.
+
+A text is cut into pieces at the starts of lines that are not blank, and each piece becomes tokens by itself. That is how most
+vocabularies cut code anyway: a line's end joins the blank lines after it, its indentation does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .channel import UpdateSource
+
+Encode = Callable[[str], list[int]]
+
+MAX_TEXT_CHARS = 2_000_000
+"""Longer texts are no sources: data, not what a model writes."""
+_PIECE_START = re.compile(r"\n(?=[^\S\n]*\S)")
+_BLOCK_CHARS = 4096
+
+
+class DraftText:
+    """One text. Both arrays have an entry for each piece and a last one for the end."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._chars: NDArray[np.int64] = np.zeros(1, np.int64)
+        """Where each piece starts in the text."""
+        self._tokens: NDArray[np.int64] = np.zeros(1, np.int64)
+        """And in the tokens."""
+
+    def change(self, name: str, kind: str, text: str, encode: Encode) -> UpdateSource | None:
+        """Take `text` as the new text. What changes of the tokens, None if the text is the same."""
+        same = _num_equal(self._text, text)
+        if same == len(self._text) == len(text):
+            return None
+        end = len(self._text) - _num_equal_at_end(self._text, text, same)
+        # Whether a piece starts at a line depends on the line up to its first letter, so the piece before may change as well.
+        first = max(int(np.searchsorted(self._chars[:-1], same, "right")) - 2, 0)
+        stop = int(np.searchsorted(self._chars[:-1], end, "right"))
+        begin, delta = int(self._chars[first]), len(text) - len(self._text)
+        pieces = _split(text[begin : int(self._chars[stop]) + delta])
+        tokens = [encode(piece) for piece in pieces]
+        old = self._tokens
+        change = UpdateSource(
+            name=name,
+            kind=kind,
+            num_before=int(old[-1]),
+            start=int(old[first]),
+            num_removed=int(old[stop] - old[first]),
+            tokens=np.array([token for piece in tokens for token in piece], np.int32),
+        )
+        self._text = text
+        self._chars = _spliced(self._chars, first, stop, [len(piece) for piece in pieces])
+        self._tokens = _spliced(old, first, stop, [len(piece) for piece in tokens])
+        return change
+
+
+class DraftTexts:
+    """The texts that an engine holds. `change` may run in a thread of its own, one at a time."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+        self._texts: dict[str, DraftText] = {}
+        self._lock = Lock()
+
+    def change(self, name: str, kind: str, text: str) -> UpdateSource | None:
+        """What the engine must be told for a source to hold `text`; None if there is nothing to tell."""
+        with self._lock:
+            known = self._texts.setdefault(name, DraftText())
+            change = known.change(name, kind, text if len(text) <= MAX_TEXT_CHARS else "", self._encode)
+            if change is not None and change.num_before == 0 and not len(change.tokens):
+                return None
+            return change
+
+    def forget(self, name: str) -> None:
+        """The engine has no such source any more: the next change sends it whole."""
+        self._texts.pop(name, None)
+
+
+def _num_equal(a: str, b: str) -> int:
+    """Length of the longest common beginning."""
+    limit, start = min(len(a), len(b)), 0
+    while start < limit and a[start : start + _BLOCK_CHARS] == b[start : start + _BLOCK_CHARS]:
+        start += _BLOCK_CHARS
+    while start < limit and a[start] == b[start]:
+        start += 1
+    return min(start, limit)
+
+
+def _num_equal_at_end(a: str, b: str, same: int) -> int:
+    """Length of the longest common end that does not reach into the first `same` characters."""
+    limit, count = min(len(a), len(b)) - same, 0
+    while count + _BLOCK_CHARS <= limit and a.endswith(b[len(b) - count - _BLOCK_CHARS : len(b) - count], 0, len(a) - count):
+        count += _BLOCK_CHARS
+    while count < limit and a[-1 - count] == b[-1 - count]:
+        count += 1
+    return count
+
+
+def _split(text: str) -> list[str]:
+    bounds = [0, *(match.end() for match in _PIECE_START.finditer(text)), len(text)]
+    return [text[a:b] for a, b in pairwise(bounds) if a < b]
+
+
+def _spliced(bounds: NDArray[np.int64], first: int, stop: int, lengths: list[int]) -> NDArray[np.int64]:
+    """The starts of pieces when pieces first .. stop - 1 give way to pieces of `lengths`."""
+    starts = bounds[first] + np.cumsum([0, *lengths], dtype=np.int64)
+    moved = bounds[stop:] + (starts[-1] - bounds[stop])
+    return np.concatenate([bounds[:first], starts[:-1], moved])
