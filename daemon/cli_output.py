@@ -44,16 +44,16 @@ def say(text: str) -> None:
 
 def result(text: str) -> None:
     """A line of the result. In a terminal no control character of it acts."""
-    click.echo(neutralise(text) if sys.stdout.isatty() else text)
+    _write(neutralise(text) if sys.stdout.isatty() else text)
 
 
 def result_json(tree: object) -> None:
-    click.echo(json.dumps(tree, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
+    _write(json.dumps(tree, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
 
 
 def stream(text: str) -> None:
     """A piece of the result, shown at once."""
-    click.echo(neutralise(text) if sys.stdout.isatty() else text, nl=False)
+    _write(neutralise(text) if sys.stdout.isatty() else text, end="")
     sys.stdout.flush()
 
 
@@ -61,7 +61,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table on a terminal; in a pipe one line a row, fields apart by tabs, without headers."""
     if not sys.stdout.isatty():
         for row in rows:
-            click.echo("\t".join(field.replace("\t", " ").replace("\n", " ") for field in row))
+            _write("\t".join(field.replace("\t", " ").replace("\n", " ") for field in row))
         return
     grid = Table(*headers, box=None, header_style="bold", pad_edge=False)
     for row in rows:
@@ -72,12 +72,18 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def diff(text: str) -> None:
     """A unified diff, coloured on a terminal and byte for byte the same in a pipe."""
     if not sys.stdout.isatty():
-        click.echo(text, nl=not text.endswith("\n"))
+        _write(text, end="" if text.endswith("\n") else "\n")
         return
     console = Console(highlight=False, soft_wrap=True)
     for line in text.splitlines():
         style = next((style for start, style in _DIFF_STYLES if line.startswith(start)), "")
         console.print(Text(neutralise(line), style=style))
+
+
+def _write(text: str, end: str = "\n") -> None:
+    """Lone surrogates are no text, but names of files and reports of tests can hold them: they come out as JSON spells them."""
+    data = (text + end).encode(sys.stdout.encoding, "backslashreplace")
+    click.echo(data, nl=False)
 
 
 @contextmanager
