@@ -81,8 +81,11 @@ class Generate:
 
     id: int
     tokens: NDArray[np.int32]
+    num_generated: int
+    """The last of the tokens that are no prompt: an engine that died generated them. They are not answered again."""
     sampling: TokenSampling
     max_tokens: int
+    """Those among `tokens` included."""
     grammar: str | None
     key: str
     return_logits: bool
@@ -179,6 +182,15 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Alive:
+    """A sign of life, about once a second from the beginning to the end."""
+
+    work: str
+    """What a thread of the process has been at for longest, or empty."""
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """The sender ends the conversation, and why."""
 
@@ -186,7 +198,7 @@ class Close:
 
 
 ToEngine = Hello | Load | Generate | Logits | Cancel | GetStats | UpdateSource | RemoveSource | Close
-FromEngine = Hello | Progress | Ready | LoadFailed | Token | LogitsRows | Done | Failed | Stats | SourceGone | Close
+FromEngine = Hello | Progress | Ready | LoadFailed | Token | LogitsRows | Done | Failed | Stats | SourceGone | Alive | Close
 Message = ToEngine | FromEngine
 _CLASSES: dict[str, type[Any]] = {c.__name__: c for c in get_args(Message)}
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from .backend import TokenSampling
 from .channel import (
     PROTOCOL_VERSION,
+    Alive,
     Cancel,
     ChannelError,
     Close,
@@ -49,7 +50,8 @@ from .channel import (
     encode,
     receive_message,
 )
-from .errors import EngineError, ModelFileError
+from .errors import EngineDiedError, EngineError, ModelFileError
+from .heartbeat import INTERVAL_S
 from .sampling import validate
 
 ProgressCallback = Callable[[str, int, int], None]
@@ -73,6 +75,10 @@ class EngineSettings:
     """Tokens that a prompt and its reply may have together; 0: as many as the model was made for, 8192 at most."""
     max_step_rows: int = 64
     """Rows of one step: how long a prompt holds up the sequences that decode."""
+    silence_limit_s: float = 30.0
+    """A process that gives no sign of life for so long hangs. It gives one a second, but a machine that swaps may hold it up."""
+    step_limit_s: float = 300.0
+    """A step that takes so long hangs. On a CPU, 64 prompt rows of the largest models that fit take some tens of seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,8 @@ class GenerateRequest:
     tokens: Sequence[int]
     sampling: TokenSampling = TokenSampling()  # noqa: RUF009 - frozen
     max_tokens: int = 512
+    generated: Sequence[int] = ()
+    """What another engine process has generated of the reply, `max_tokens` at most: this one goes on behind it."""
     grammar: str | None = None
     """llguidance's Lark: every token is held to it, and its end is the end."""
     key: str = ""
@@ -125,7 +133,14 @@ _Answer = Token | LogitsRows | Done | Failed | Stats
 class EngineClient:
     """A running engine process. Make one with `start`, end it with `close`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._settings = settings
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -135,6 +150,9 @@ class EngineClient:
         self._stderr_task = asyncio.create_task(self._read_stderr())
         self._reader_task: asyncio.Task[None] | None = None
         self._failure: EngineError | None = None
+        self._num_heard = 0
+        self._hang = ""
+        self._watch_task = asyncio.create_task(self._watch())
         self.info = EngineInfo("", 0, 0, 0)
         self.on_source_gone: Callable[[str], None] = lambda name: None
         """Called with the name of a draft source that must be sent whole the next time."""
@@ -160,9 +178,9 @@ class EngineClient:
             raise
         finally:
             theirs.close()
-        client = cls(process, *await asyncio.open_unix_connection(sock=ours))
+        client = cls(settings, process, *await asyncio.open_unix_connection(sock=ours))
         try:
-            client.info = await client._load(settings, on_progress)
+            client.info = await client._load(on_progress)
         except BaseException:  # a cancelled start must not leave a process behind either
             await client.close()
             raise
@@ -184,7 +202,8 @@ class EngineClient:
         number = next(self._ids)
         message = Generate(
             id=number,
-            tokens=_token_array(request.tokens),
+            tokens=_token_array([*request.tokens, *request.generated]),
+            num_generated=len(request.generated),
             sampling=request.sampling,
             max_tokens=request.max_tokens,
             grammar=request.grammar,
@@ -234,13 +253,16 @@ class EngineClient:
             except TimeoutError:
                 stop()
         await self._process.wait()
+        self._watch_task.cancel()
+        await asyncio.wait([self._watch_task])
         if self._reader_task is not None:
             await self._reader_task
         await self._stderr_task
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
-    async def _load(self, settings: EngineSettings, on_progress: ProgressCallback) -> EngineInfo:
+    async def _load(self, on_progress: ProgressCallback) -> EngineInfo:
+        settings = self._settings
         self._send(Hello(PROTOCOL_VERSION))
         self._send(
             Load(
@@ -253,7 +275,7 @@ class EngineClient:
         )
         while True:
             try:
-                message = await receive_message(self._reader)
+                message = await self._receive()
             except (ChannelError, OSError) as error:
                 raise await self._death(str(error)) from error
             if isinstance(message, Hello) and message.version == PROTOCOL_VERSION:
@@ -292,11 +314,35 @@ class EngineClient:
     def _send(self, message: ToEngine) -> None:
         self._writer.write(encode(message))
 
+    async def _receive(self) -> FromEngine | ToEngine | None:
+        """The next message but signs of life."""
+        while True:
+            message = await receive_message(self._reader)
+            self._num_heard += 1
+            if not isinstance(message, Alive):
+                return message
+            if message.busy_s > self._settings.step_limit_s:
+                self._end_hang(f"{message.work} took more than {self._settings.step_limit_s:.0f} s")
+
+    async def _watch(self) -> None:
+        """Kill the process when it has been silent for too long. Time in which this loop itself stood still does not count."""
+        limit_s, silent_s = self._settings.silence_limit_s, 0.0
+        while silent_s < limit_s:
+            heard = self._num_heard
+            await asyncio.sleep(INTERVAL_S)
+            silent_s = silent_s + INTERVAL_S if heard == self._num_heard else 0.0
+        self._end_hang(f"it gave no sign of life for {limit_s:.0f} s")
+
+    def _end_hang(self, what: str) -> None:
+        if self._process.returncode is None and not self._hang:
+            self._hang = f"it hung, {what}, so it was killed"
+            self._process.kill()
+
     async def _read(self) -> None:
         """Hand answers to whoever waits for them, until the stream ends; then say why to all that still wait."""
         reason = ""
         try:
-            while (message := await receive_message(self._reader)) is not None:
+            while (message := await self._receive()) is not None:
                 if isinstance(message, Close):
                     reason = message.reason
                     break
@@ -330,9 +376,10 @@ class EngineClient:
         how = f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
         lines = "".join(f"\n  | {line}" for line in self._stderr)
         fix = "run `quadjet doctor`; `quadjet logs` shows what came before"
-        if code == -signal.SIGKILL:  # nobody but the system's memory killer does that unasked
+        if code == -signal.SIGKILL and not self._hang:  # nobody but the system's memory killer does that unasked
             fix = "if memory ran out, choose a smaller model or lower engine.context; `quadjet doctor` shows what is free"
-        return EngineError(f"the engine process ended {how}" + (f": {reason}" if reason else "") + lines, fix)
+        reason = self._hang or reason
+        return EngineDiedError(f"the engine process ended {how}" + (f": {reason}" if reason else "") + lines, fix)
 
     async def _read_stderr(self) -> None:
         assert self._process.stderr is not None

@@ -22,7 +22,7 @@ from .draft import DraftSource
 from .errors import EngineError, QuadjetError
 from .sampling import mask_words, pack_mask, validate
 from .scheduler import ScheduledRows, Scheduler
-from .sequence import Sequence, TokenMatcher, pages_for
+from .sequence import Sequence, TokenMatcher, pages_for, replay
 
 Event = Token | LogitsRows | Done | Failed
 
@@ -91,7 +91,7 @@ class Engine:
         except EngineError as error:
             return [Failed(sequence.id, error.message, error.fix)]
         self._sequences[sequence.id] = sequence
-        return self._follow_grammar(sequence)
+        return self._take_up(sequence)
 
     def cancel(self, sequence_id: int) -> list[Event]:
         """End a sequence before the next step. One that has ended already is no fault: its end crossed this on the way."""
@@ -144,8 +144,8 @@ class Engine:
             raise EngineError("the prompt is empty")
         if min(sequence.tokens) < 0 or max(sequence.tokens) >= vocab:
             raise EngineError(f"the prompt holds a token that is not in 0 .. {vocab - 1}", "use the tokenizer of this model")
-        if sequence.max_tokens < 0 or len(sequence.tokens) + sequence.max_tokens > self._context:
-            wanted = f"{len(sequence.tokens)} prompt tokens and {sequence.max_tokens} new ones"
+        if sequence.max_tokens < 0 or sequence.num_prompt + sequence.max_tokens > self._context:
+            wanted = f"{sequence.num_prompt} prompt tokens and {sequence.max_tokens} new ones"
             raise EngineError(
                 f"{wanted} do not fit the context of {self._context}",
                 "raise engine.context, lower max_tokens, or shorten the prompt",
@@ -275,20 +275,29 @@ class Engine:
         if sequence.matcher is not None:
             try:
                 sequence.matcher.consume(token)
+                return events + self._follow_grammar(sequence, sequence.matcher, sequence.matcher.forced())
             except QuadjetError as error:
                 return [*events, self._fail(sequence, error)]
-            return events + self._follow_grammar(sequence)
         if sequence.num_generated == sequence.max_tokens:
             events.append(self._finish(sequence, "length"))
         return events
 
-    def _follow_grammar(self, sequence: Sequence) -> list[Event]:
+    def _take_up(self, sequence: Sequence) -> list[Event]:
+        """Begin a sequence at the end of its tokens, which may be the end of all: an engine that died generated some of them."""
+        if sequence.matcher is not None:
+            try:
+                forced = replay(sequence.matcher, sequence.tokens[sequence.num_prompt :])
+            except QuadjetError as error:
+                return [self._fail(sequence, error)]
+            return self._follow_grammar(sequence, sequence.matcher, forced)
+        is_over = sequence.num_generated == sequence.max_tokens and not sequence.wants_prompt_logits
+        return [self._finish(sequence, "length")] if is_over else []
+
+    def _follow_grammar(self, sequence: Sequence, matcher: TokenMatcher, forced: list[int]) -> list[Event]:
         """Take the tokens that the grammar leaves no choice about: they are computed along with the next row that is sampled."""
-        matcher, events = sequence.matcher, list[Event]()
-        if matcher is None:
-            return events
+        events: list[Event] = []
         try:
-            for token in matcher.forced()[: sequence.max_tokens - sequence.num_generated]:
+            for token in forced[: sequence.max_tokens - sequence.num_generated]:
                 matcher.consume(token)
                 sequence.tokens.append(token)
                 events.append(Token(sequence.id, token))

@@ -16,3 +16,7 @@ class ModelFileError(QuadjetError):
 
 class EngineError(QuadjetError):
     """The engine process failed, or refused a request."""
+
+
+class EngineDiedError(EngineError):
+    """The engine process ended by itself, was killed, or hung and was ended. Another one can go on where it was."""

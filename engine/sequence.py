@@ -94,5 +94,17 @@ class Sequence:
         return tuple(self.tokens[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS])
 
 
+def replay(matcher: TokenMatcher, tokens: list[int]) -> list[int]:
+    """Bring a grammar from its start to where `tokens` end. Returns the tokens that must come next, not consumed.
+
+    Forced tokens are looked up where they were before `tokens` ended: inside a run of them their text may be cut otherwise.
+    """
+    forced = matcher.forced()
+    for token in tokens:
+        matcher.consume(token)
+        forced = forced[1:] if forced else matcher.forced()
+    return forced
+
+
 def pages_for(num_tokens: int) -> int:
     return -(-num_tokens // PAGE_TOKENS)

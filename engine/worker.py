@@ -49,6 +49,7 @@ from .engine import Engine, Vocabulary
 from .errors import EngineError, ModelFileError, QuadjetError
 from .gguf_file import GgufFile
 from .grammar import GrammarCompiler
+from .heartbeat import Heartbeat
 from .model import MAX_CONTEXT, load_config
 from .reference import ReferenceBackend
 from .sequence import Sequence, pages_for
@@ -81,12 +82,15 @@ class Worker:
         self._compiler: GrammarCompiler | None = None
         self._lookup = PromptLookup()
         self._last_progress_s = 0.0
+        self._sending = threading.Lock()
+        self._heartbeat = Heartbeat(self._send)
 
     def run(self) -> int:
         """Serve until the stream ends; the process's exit code."""
         threading.Thread(target=self._read, name="commands", daemon=True).start()
         try:
-            self._serve()
+            with self._heartbeat.beating():
+                self._serve()
         except ChannelError as error:
             return self._end(error.message)
         except (BrokenPipeError, ConnectionResetError):
@@ -116,7 +120,9 @@ class Worker:
         self._send(Ready(loaded.backend_name, loaded.backend.vocab_size, loaded.context, loaded.backend.num_pages))
         while self._obey(engine):
             if engine.has_work:
-                self._send(*engine.step())
+                with self._heartbeat.during("one step"):
+                    events = engine.step()
+                self._send(*events)
 
     def _obey(self, engine: Engine) -> bool:
         """Carry out the commands that are there; wait for one if there is nothing to compute. False at the end."""
@@ -162,7 +168,9 @@ class Worker:
             self._send(Progress(message, done, total))
 
     def _send(self, *messages: FromEngine) -> None:
-        self._connection.sendall(b"".join(map(encode, messages)))
+        data = b"".join(map(encode, messages))
+        with self._sending:  # the heartbeat speaks too
+            self._connection.sendall(data)
 
     def _read(self) -> None:
         """The reading thread."""
@@ -170,7 +178,8 @@ class Worker:
         item: _Item = None
         try:
             while (message := read_message(stream)) is not None:
-                self._inbox.put(self._prepare(message))
+                with self._heartbeat.during("preparing one command"):
+                    self._inbox.put(self._prepare(message))
         except ChannelError as error:
             item = error
         except OSError:
@@ -197,6 +206,8 @@ class Worker:
     def _sequence(self, message: Generate) -> Sequence:
         if message.max_tokens < 1:
             raise EngineError(f"max_tokens must be at least 1, not {message.max_tokens}")
+        if not 0 <= message.num_generated <= min(len(message.tokens), message.max_tokens):
+            raise EngineError(f"{message.num_generated} of {len(message.tokens)} tokens cannot be generated ones")
         matcher = None
         if message.grammar is not None:
             if self._compiler is None:
@@ -206,7 +217,7 @@ class Worker:
         return Sequence(
             message.id,
             tokens,
-            len(tokens),
+            len(tokens) - message.num_generated,
             message.max_tokens,
             sampling=message.sampling,
             matcher=matcher,

@@ -16,6 +16,7 @@ from quadjet.engine.backend import TokenSampling
 from quadjet.engine.channel import (
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
+    Alive,
     Cancel,
     ChannelError,
     Close,
@@ -46,8 +47,8 @@ MESSAGES: list[Message] = [
     Progress("loading", 1, 2),
     Ready("reference", 100, 2048, 32),
     LoadFailed(True, "no", "yes"),
-    Generate(1, TOKENS, TokenSampling(0.5, 3, 0.9, 0.1, 2**64 - 1), 7, None, "k", False),
-    Generate(2, TOKENS[:0], TokenSampling(), 7, "start: /a/", "", True),
+    Generate(1, TOKENS, 0, TokenSampling(0.5, 3, 0.9, 0.1, 2**64 - 1), 7, None, "k", False),
+    Generate(2, TOKENS[:0], 0, TokenSampling(), 7, "start: /a/", "", True),
     Logits(3, TOKENS),
     Cancel(4),
     GetStats(5),
@@ -57,6 +58,7 @@ MESSAGES: list[Message] = [
     Done(9, "stop", 1, 2, 3, 0.5, 1),
     Failed(10, "bad", ""),
     Stats(11, {"steps": 3, "tokens_per_s": 0.25}),
+    Alive("one step", 0.5),
     Close("bye"),
 ]
 
@@ -140,7 +142,7 @@ def test_malformed_messages_are_refused_by_name(data: bytes, reason: str) -> Non
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1}, None, [], {"temperature": "1", "top_k": 0, "top_p": 1, "min_p": 0}])
 def test_sampling_must_be_whole(sampling: object) -> None:
-    header = {"type": "Generate", "id": 1, "tokens": [0], "sampling": sampling, "max_tokens": 1, "grammar": None, "key": ""}
+    header = {"type": "Generate", "id": 1, "tokens": [0], "num_generated": 0, "sampling": sampling, "max_tokens": 1}
     with pytest.raises(ChannelError, match=r"Generate\.sampling"):
         read(frame({**header, "return_logits": False, "bytes": 0}))
 
@@ -149,7 +151,7 @@ def test_a_message_that_would_be_refused_is_not_sent() -> None:
     with pytest.raises(ChannelError, match=r"Cancel\.id"):
         encode(Cancel("1"))  # type: ignore[arg-type]
     with pytest.raises(ChannelError, match=r"Generate\.sampling"):
-        encode(Generate(1, TOKENS, TokenSampling(float("nan")), 1, None, "", False))
+        encode(Generate(1, TOKENS, 0, TokenSampling(float("nan")), 1, None, "", False))
     with pytest.raises(ChannelError, match=r"Logits\.tokens"):
         encode(Logits(1, TOKENS.astype(np.int64)))
 

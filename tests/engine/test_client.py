@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from quadjet.engine.backend import TokenSampling
 from quadjet.engine.channel import MAX_HEADER_BYTES, Cancel, Close, Hello, Message, Token, encode, read_message
 from quadjet.engine.client import EngineClient, EngineSettings, GenerateRequest, TokenEvent
-from quadjet.engine.errors import EngineError, ModelFileError
+from quadjet.engine.errors import EngineDiedError, EngineError, ModelFileError
 from tiny_models import VOCAB, tiny_model
 
 WAIT_S = 60.0
@@ -51,6 +51,11 @@ async def run(client: EngineClient, wanted: GenerateRequest) -> tuple[list[int],
     events = [event async for event in client.generate(wanted)]
     logits = np.array([event.logits for event in events[:-1]])
     return [event.token for event in events[:-1] if event.token is not None], logits, events[-1]
+
+
+async def run_for_ever(client: EngineClient) -> None:
+    while True:
+        await run(client, request(max_tokens=3000))
 
 
 async def until_running(client: EngineClient, count: int) -> None:
@@ -152,6 +157,7 @@ async def test_a_bad_parameter_is_its_senders_alone(client: EngineClient) -> Non
         (replace(request(), tokens=[2**40]), "list of token ids"),
         (replace(request(), max_tokens=0), "max_tokens must be at least 1"),
         (replace(request(), max_tokens=4096), "do not fit the context"),
+        (replace(request(), max_tokens=2, generated=[1, 2, 3]), "3 of 23 tokens cannot be generated ones"),
         (replace(request(), max_tokens=2.5), "max_tokens: not a whole number"),  # type: ignore[arg-type]
         (replace(request(), grammar="start: ("), "grammar does not compile"),
         (replace(request(), key="k" * 300), "over the limit"),
@@ -178,6 +184,61 @@ async def test_a_killed_process_fails_every_call_by_name(client: EngineClient) -
     with pytest.raises(EngineError, match=r"(?s)SIGKILL.*lower engine\.context"):
         await client.stats()
     assert client.failure is not None
+
+
+async def test_a_process_that_stands_still_is_killed_and_named(model: Path) -> None:
+    client = await EngineClient.start(EngineSettings(model, context=4096, silence_limit_s=2.0))
+    try:
+        call = asyncio.create_task(run(client, request(max_tokens=3000)))
+        await until_running(client, 1)
+        os.kill(client.pid, signal.SIGSTOP)
+        with pytest.raises(EngineDiedError, match="it hung, it gave no sign of life for 2 s, so it was killed"):
+            await call
+        assert not psutil.pid_exists(client.pid)
+    finally:
+        await client.close()
+
+
+async def test_a_process_that_stands_still_while_it_loads_is_killed(model: Path) -> None:
+    def stop(*_: object) -> None:
+        for process in workers():
+            process.suspend()
+
+    with pytest.raises(EngineDiedError, match="no sign of life"):
+        await EngineClient.start(EngineSettings(model, silence_limit_s=2.0), stop)
+    assert not workers()
+
+
+async def test_a_step_that_does_not_end_is_a_hang(model: Path) -> None:
+    client = await EngineClient.start(EngineSettings(model, context=8192, step_limit_s=0.0))
+    try:
+        with pytest.raises(EngineDiedError, match="one step took more than 0 s"):
+            await run_for_ever(client)  # a sign of life falls into a step sooner or later
+    finally:
+        await client.close()
+
+
+async def test_a_process_that_only_waits_is_left_alone(model: Path) -> None:
+    client = await EngineClient.start(EngineSettings(model, silence_limit_s=2.0, step_limit_s=0.0))
+    try:
+        await asyncio.sleep(4.0)
+        assert client.failure is None
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("grammar", [None, 'start: "abc" /[a-z]{40}/ "and so on to the end" /[0-9]{20}/'])
+async def test_a_reply_goes_on_anywhere_as_if_nothing_had_happened(client: EngineClient, grammar: str | None) -> None:
+    whole = replace(request(80, seed=3, max_tokens=48), grammar=grammar, return_logits=grammar is None)
+    tokens, logits, last = await run(client, whole)
+    for cut in (*range(0, len(tokens), 3), len(tokens)):
+        rest, rest_logits, end = await run(client, replace(whole, generated=tokens[:cut]))
+        assert [*tokens[:cut], *rest] == tokens
+        if grammar is None:
+            assert rest_logits.tobytes() == logits[cut:].tobytes()
+        assert end.finish == last.finish
+        assert end.usage is not None
+        assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (80, len(tokens))
 
 
 async def test_last_words_of_a_crash_are_told(client: EngineClient) -> None:
