@@ -19,6 +19,7 @@ from ..agent_tasks.edits import apply_edit
 from ..agent_tasks.errors import TaskError
 from ..agent_tasks.sandbox import Sandbox
 from ..agent_tasks.worktree import create_snapshot
+from ..engine.backend import CHECKPOINTS_PER_SLOT
 from ..engine.budget import memory_budget
 from ..engine.chat import Message, ToolSpec
 from ..engine.errors import QuadjetError
@@ -143,8 +144,9 @@ def _memory(path: Path, config: EngineConfig) -> str:
     with GgufFile.open(path) as file:
         model = load_config(file)
         context = config.context or min(model.context, DEFAULT_CONTEXT)
-        num_slots = config.max_sequences
-        budget = memory_budget(file, model, num_pages=num_slots * pages_for(context), num_slots=num_slots)
+        slots = config.max_sequences
+        saved = CHECKPOINTS_PER_SLOT * slots
+        budget = memory_budget(file, model, num_pages=slots * pages_for(context), num_slots=slots, num_checkpoints=saved)
     budget.check()
     return f"{budget.total_bytes / 1e9:.1f} GB needed by {config.model}, {budget.free_bytes / 1e9:.1f} GB free"
 

@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+CHECKPOINTS_PER_SLOT = 4
+"""Saved recurrent states for each sequence that can run at once."""
 PAGE_TOKENS = 64
 """Tokens of one KV page: also the unit in which attention sums, so results depend on positions only."""
 
@@ -80,7 +82,20 @@ class Backend(Protocol):
 
     @property
     def has_recurrent_state(self) -> bool:
-        """A sequence's state is more than its pages: a prefix cannot be resumed from pages alone."""
+        """A sequence's state is more than its pages: a prefix can be resumed only where a checkpoint was saved."""
+        ...
+
+    @property
+    def num_checkpoints(self) -> int:
+        """Recurrent states that can be saved; their numbers are 0 .. num_checkpoints - 1."""
+        ...
+
+    def save_checkpoint(self, slot: int, position: int, checkpoint: int) -> None:
+        """Save the state at `position`, which lies within or right after the rows of the slot's last step."""
+        ...
+
+    def load_checkpoint(self, slot: int, checkpoint: int) -> None:
+        """Make the slot's state the saved one: the next step starts at the position of which it was saved."""
         ...
 
     def step(self, plan: StepPlan) -> StepResult: ...

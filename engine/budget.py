@@ -15,7 +15,7 @@ from .lowering import lower
 from .model import ModelConfig
 from .program import Program
 from .reference_attention import QUERY_COLUMNS
-from .reference_deltanet import state_bytes
+from .reference_deltanet import slot_bytes, state_bytes
 from .weights import float32_names
 
 WEIGHTS_SHARE = 0.7
@@ -61,6 +61,7 @@ def memory_budget(
     num_pages: int,
     max_rows: int = 64,
     num_slots: int = 4,
+    num_checkpoints: int = 0,
     free_bytes: int | None = None,
 ) -> Budget:
     """What the reference executor allocates: float32 weights, the table if only looked up, cache, states, a step's scratch."""
@@ -68,7 +69,9 @@ def memory_budget(
     return Budget(
         weights_bytes=_weights_bytes(file, program),
         kv_bytes=FLOAT_BYTES * num_pages * PAGE_TOKENS * sum(2 * shape.kv_width for shape in program.kv_layers),
-        state_bytes=num_slots * sum(state_bytes(shape, max_rows) for shape in program.delta_layers),
+        state_bytes=sum(
+            num_slots * slot_bytes(shape, max_rows) + num_checkpoints * state_bytes(shape) for shape in program.delta_layers
+        ),
         scratch_bytes=FLOAT_BYTES * _scratch_floats(program, num_pages, max_rows),
         free_bytes=free_memory() if free_bytes is None else free_bytes,
     )

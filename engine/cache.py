@@ -9,9 +9,11 @@ A running sequence is never evicted: its pages up to max_tokens are set aside wh
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .backend import PAGE_TOKENS
+from .checkpoints import Checkpoints, positions_due
 from .sequence import Sequence, pages_for
 
 _ROOT = -1
@@ -30,10 +32,10 @@ class _Tail:
 class PageCache:
     """Allocates pages 0 .. num_pages - 1."""
 
-    def __init__(self, num_pages: int, *, shares: bool = True) -> None:
-        """Without `shares` every sequence begins with no page: for models whose state is more than pages."""
+    def __init__(self, num_pages: int, checkpoints: Checkpoints | None = None) -> None:
+        """With `checkpoints` a prefix is shared only up to the end of a page that has one."""
         self.num_pages = num_pages
-        self._shares = shares
+        self._checkpoints = checkpoints
         self._free = list(range(num_pages - 1, -1, -1))
         self._references = [0] * num_pages
         self._reserved = 0  # pages that running sequences may still take
@@ -55,13 +57,21 @@ class PageCache:
 
     def admit(self, sequence: Sequence) -> bool:
         """Give the sequence the longest cached prefix and set the rest of its pages aside. False, and no change, if they lack."""
-        shared = self._longest_prefix(sequence) if self._shares else []
-        tail, num_tail = self._matching_tail(sequence, shared) if self._shares else (None, 0)
+        shared = self._longest_prefix(sequence)
+        num_parted = len(shared) * PAGE_TOKENS
+        tail, num_tail = self._matching_tail(sequence, shared)
+        if self._checkpoints is not None and (tail is None or num_tail < len(tail.tokens) or tail.page not in self._checkpoints):
+            tail, num_tail = None, 0
+            while shared and shared[-1] not in self._checkpoints:
+                shared.pop()
         pages = shared if tail is None else [*shared, tail.page]
         num_new = sequence.max_pages - len(pages)
         num_available = len(self._free) + len(self._idle) - sum(page in self._idle for page in pages) - self._reserved
         if num_new > num_available:
             return False
+        if self._checkpoints is not None and pages:
+            sequence.checkpoint = self._checkpoints.use(pages[-1])
+        sequence.num_parted = num_parted
         if tail is not None:
             self._forget_tail(sequence.key)
         for page in pages:
@@ -73,7 +83,7 @@ class PageCache:
 
     def share_more(self, sequence: Sequence) -> None:
         """Take pages of the prompt that others have computed since the sequence was admitted."""
-        while self._shares and sequence.num_computed == len(sequence.page_ids) * PAGE_TOKENS:
+        while self._checkpoints is None and sequence.num_computed == len(sequence.page_ids) * PAGE_TOKENS:
             page = self._next_shared(sequence, sequence.page_ids)
             if page is None:
                 return
@@ -110,6 +120,24 @@ class PageCache:
                 sequence.page_ids[index] = known
                 self._references[page] = 0
                 self._free.append(page)
+
+    def new_checkpoints(self, sequence: Sequence, start: int) -> Iterator[tuple[int, int]]:
+        """(position, checkpoint) to save, after rows from `start` were committed."""
+        if self._checkpoints is None or sequence.wants_prompt_logits:
+            return
+        for position in positions_due(sequence, start):
+            page = sequence.page_ids[position // PAGE_TOKENS - 1]
+            if page in self._checkpoints:
+                self._checkpoints.use(page)
+            elif (checkpoint := self._checkpoints.keep(page)) is not None:
+                yield position, checkpoint
+
+    def end_checkpoint(self, sequence: Sequence) -> int | None:
+        """The checkpoint to save at the end of what a sequence computed, before its release; None if none could resume there."""
+        is_findable = sequence.key or sequence.num_computed % PAGE_TOKENS == 0
+        if self._checkpoints is None or not sequence.num_computed or not is_findable or sequence.wants_prompt_logits:
+            return None
+        return self._checkpoints.keep(sequence.page_ids[pages_for(sequence.num_computed) - 1])
 
     def release(self, sequence: Sequence) -> None:
         """Let go of all pages of an admitted sequence; computed ones stay for reuse."""
@@ -159,7 +187,13 @@ class PageCache:
         self._tail_keys[page] = sequence.key
 
     def _forget_tail(self, key: str) -> None:
-        del self._tail_keys[self._tails.pop(key).page]
+        page = self._tails.pop(key).page
+        del self._tail_keys[page]
+        self._forget_checkpoint(page)
+
+    def _forget_checkpoint(self, page: int) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.forget(page)
 
     def _hold(self, page: int) -> None:
         self._references[page] += 1
@@ -179,4 +213,5 @@ class PageCache:
             self._forget_tail(self._tail_keys[page])
         else:
             del self._page_by_content[self._content_by_page.pop(page)]
+            self._forget_checkpoint(page)
         return page

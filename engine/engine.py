@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from .backend import Backend, SequenceRows, StepPlan, TokenSampling
 from .cache import PageCache
 from .channel import Done, Failed, LogitsRows, Token
+from .checkpoints import Checkpoints
 from .draft import DraftSource
 from .errors import EngineError, QuadjetError
 from .sampling import mask_words, pack_mask, validate
@@ -61,7 +62,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
-        self._cache = PageCache(backend.num_pages, shares=not backend.has_recurrent_state)
+        self._cache = PageCache(backend.num_pages, Checkpoints(backend.num_checkpoints) if backend.has_recurrent_state else None)
         self._scheduler = Scheduler(self._cache, max_sequences=max_sequences, max_rows=backend.max_rows, max_waiting=MAX_WAITING)
         self._vocabulary = vocabulary
         allowed = np.arange(backend.vocab_size) < vocabulary.size
@@ -102,7 +103,9 @@ class Engine:
         """Compute one step's rows and return what came of them."""
         events: list[Event] = []
         planned: list[_Planned] = []
-        for scheduled in self._scheduler.schedule(self._propose if self._drafts is not None else None):
+        schedule = self._scheduler.schedule(self._propose if self._drafts is not None else None)
+        self._load_checkpoints()
+        for scheduled in schedule:
             try:
                 planned.append(_Planned(scheduled.sequence, self._rows(scheduled)))
             except QuadjetError as error:
@@ -112,6 +115,13 @@ class Engine:
         if planned:
             self._count(sum(isinstance(event, Token) for event in events))
         return events
+
+    def _load_checkpoints(self) -> None:
+        """Right after admission: a checkpoint may be overwritten as soon as a step is done."""
+        for sequence in self._scheduler.running:
+            if sequence.checkpoint is not None:
+                self._backend.load_checkpoint(sequence.slot, sequence.checkpoint)
+                sequence.checkpoint = None
 
     def stats(self) -> dict[str, float]:
         """Counts since the start, pages, queue, and tokens generated a second over the last seconds, all sequences together."""
@@ -245,7 +255,7 @@ class Engine:
     def _advance(self, item: _Planned, tokens: NDArray[np.int32], logits: NDArray[np.float32] | None) -> list[Event]:
         sequence, rows = item
         start, count = sequence.num_computed, len(rows.tokens) - rows.num_drafts
-        self._cache.commit(sequence, count)
+        self._commit(sequence, count)
         if start < sequence.num_prompt:
             self._counters["prompt_tokens"] += count
         if sequence.wants_prompt_logits:
@@ -259,10 +269,16 @@ class Engine:
             if self._sequences.get(sequence.id) is not sequence:
                 break  # the grammar failed
             if n:  # the draft before this token was right, so its row counts
-                self._cache.commit(sequence, 1)
+                self._commit(sequence, 1)
             if sequence.num_remaining == 0:  # else the grammar forced this token, and it is there already
                 events += self._accept(sequence, token, None if logits is None else logits[n : n + 1])
         return events
+
+    def _commit(self, sequence: Sequence, num_rows: int) -> None:
+        start = sequence.num_computed
+        self._cache.commit(sequence, num_rows)
+        for position, checkpoint in self._cache.new_checkpoints(sequence, start):
+            self._backend.save_checkpoint(sequence.slot, position, checkpoint)
 
     def _accept(self, sequence: Sequence, token: int, logits: NDArray[np.float32] | None) -> list[Event]:
         """Take a sampled token into the sequence, and end it where it must end."""
@@ -310,6 +326,8 @@ class Engine:
         return events
 
     def _finish(self, sequence: Sequence, reason: str) -> Done:
+        if (checkpoint := self._cache.end_checkpoint(sequence)) is not None:
+            self._backend.save_checkpoint(sequence.slot, sequence.num_computed, checkpoint)
         self._remove(sequence)
         now = self._clock()
         first = sequence.first_token_s or now

@@ -43,6 +43,7 @@ class ReferenceBackend:
         num_pages: int,
         max_rows: int = 64,
         num_slots: int = 4,
+        num_checkpoints: int = 0,
         on_progress: Progress | None = None,
         is_padded: bool = True,
     ) -> None:
@@ -51,12 +52,17 @@ class ReferenceBackend:
         Raises ModelFileError for a file that cannot be run, EngineError if the memory does not suffice.
         """
         config = load_config(file)
-        memory_budget(file, config, num_pages=num_pages, max_rows=max_rows, num_slots=num_slots).check()
+        memory_budget(
+            file, config, num_pages=num_pages, max_rows=max_rows, num_slots=num_slots, num_checkpoints=num_checkpoints
+        ).check()
         program = lower(config)
         self._num_pages = num_pages
         self._max_rows = max_rows
         self._num_slots = num_slots
-        self._executor = Executor(program, load_weights(file, program, on_progress), num_pages, num_slots, is_padded)
+        self._num_checkpoints = num_checkpoints
+        weights = load_weights(file, program, on_progress)
+        self._executor = Executor(program, weights, num_pages, is_padded)
+        self._executor.make_states(num_slots, num_checkpoints)
 
     @property
     def vocab_size(self) -> int:
@@ -73,6 +79,18 @@ class ReferenceBackend:
     @property
     def has_recurrent_state(self) -> bool:
         return bool(self._executor.program.delta_layers)
+
+    @property
+    def num_checkpoints(self) -> int:
+        return self._num_checkpoints
+
+    def save_checkpoint(self, slot: int, position: int, checkpoint: int) -> None:
+        """Raises ValueError if the slot does not hold the state at `position`."""
+        self._check_state(slot, position)
+        self._executor.save_checkpoint(slot, position, checkpoint)
+
+    def load_checkpoint(self, slot: int, checkpoint: int) -> None:
+        self._executor.load_checkpoint(slot, checkpoint)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Raises ValueError for a plan that is not well formed, EngineError for sampling that is impossible."""
@@ -112,8 +130,11 @@ class ReferenceBackend:
         if min(slots) < 0 or max(slots) >= self._num_slots or len(set(slots)) < len(slots):
             raise ValueError(f"slots must be 0 to {self._num_slots - 1}, each once: {slots}")
         for sequence in plan.sequences:
-            if not self._executor.can_start(sequence.slot, sequence.start):
-                raise ValueError(f"slot {sequence.slot} does not hold the state at position {sequence.start}")
+            self._check_state(sequence.slot, sequence.start)
+
+    def _check_state(self, slot: int, position: int) -> None:
+        if not self._executor.can_start(slot, position):
+            raise ValueError(f"slot {slot} does not hold the state at position {position}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +165,11 @@ class _Step:
 class Executor:
     """Runs a program op by op. Holds its weights, its KV cache and its recurrent states."""
 
-    def __init__(self, program: Program, weights: Weights, num_pages: int, num_slots: int, is_padded: bool = True) -> None:
+    def __init__(self, program: Program, weights: Weights, num_pages: int, is_padded: bool = True) -> None:
         self.program = program
         self._weights = weights
         self._layers = [KvLayer(shape, num_pages) for shape in program.kv_layers]
-        self._delta_layers = [DeltaLayer(shape, num_slots) for shape in program.delta_layers]
-        self._delta_weights = {op: self._read_delta(op) for op in program.ops if op.kind is OpKind.DELTA_NET}
+        self._delta_layers: list[DeltaLayer] = []
         self._blas = ThreadpoolController().select(user_api="blas")
         self._workers = Workers(max((library["num_threads"] for library in self._blas.info()), default=1))
         with self._blas.limit(limits=1):
@@ -175,8 +195,23 @@ class Executor:
             OpKind.GATED_NORM: self._gated_norm,
         }
 
+    def make_states(self, num_slots: int, num_checkpoints: int) -> None:
+        """Allocate the recurrent states, if the program has any."""
+        ops = {op.layer: op for op in self.program.ops if op.kind is OpKind.DELTA_NET}
+        for layer, shape in enumerate(self.program.delta_layers):
+            self._delta_layers.append(DeltaLayer(shape, self._delta_weights(ops[layer]), num_slots, num_checkpoints))
+
     def can_start(self, slot: int, position: int) -> bool:
         return all(layer.can_start(slot, position) for layer in self._delta_layers)
+
+    def save_checkpoint(self, slot: int, position: int, checkpoint: int) -> None:
+        with np.errstate(all="ignore"), self._blas.limit(limits=1):
+            for layer in self._delta_layers:
+                layer.save(slot, position, checkpoint)
+
+    def load_checkpoint(self, slot: int, checkpoint: int) -> None:
+        for layer in self._delta_layers:
+            layer.load(slot, checkpoint)
 
     def run(self, plan: StepPlan) -> Array:
         """Logits [sampled rows, vocab] in the plan's order."""
@@ -314,14 +349,14 @@ class Executor:
         add_gated(step.buffers[op.output], x, gate_input, gate)
 
     def _delta_net(self, step: _Step, op: Op) -> None:
-        layer, weights = self._delta_layers[op.layer], self._delta_weights[op]
+        layer = self._delta_layers[op.layer]
         channels, _, heads = _delta_parts(step.buffers[op.inputs[0]], self.program.delta_layers[op.layer])
         out = step.buffers[op.output]
         out[:, len(step.tokens) :] = 0
 
         def advance(span: _Span) -> None:
             rows = np.concatenate([channels[:, span.columns].T, heads[:, span.columns].T], axis=1)
-            out[:, span.columns] = layer.run(span.rows.slot, span.rows.start, rows, weights).T
+            out[:, span.columns] = layer.run(span.rows.slot, span.rows.start, rows).T
 
         self._workers.run(advance, step.spans)
 
@@ -336,7 +371,7 @@ class Executor:
     def _params(self, op: Op) -> list[Array]:
         return [self._weights.matrices[(name,)] for name in op.params]
 
-    def _read_delta(self, op: Op) -> DeltaWeights:
+    def _delta_weights(self, op: Op) -> DeltaWeights:
         conv, decay, time_bias = self._params(op)
         return DeltaWeights(np.ascontiguousarray(conv.T), decay.astype(np.float64), time_bias.astype(np.float64), op.eps)
 

@@ -17,10 +17,14 @@ from .model import DeltaShape
 Array = NDArray[np.float32]
 
 
-def state_bytes(shape: DeltaShape, max_rows: int) -> int:
+def state_bytes(shape: DeltaShape) -> int:
+    """What one saved state of one layer takes."""
+    return 4 * (shape.v_width * shape.head_dim + shape.conv_taps * shape.conv_width)
+
+
+def slot_bytes(shape: DeltaShape, max_rows: int) -> int:
     """What one slot of one layer takes."""
-    state = shape.v_width * shape.head_dim + shape.conv_taps * shape.conv_width
-    return 4 * (2 * state + max_rows * _row_width(shape))
+    return 2 * state_bytes(shape) + 4 * max_rows * _row_width(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,42 +70,62 @@ class _Slot:
 
 
 class DeltaLayer:
-    """The states of one layer, by slot."""
+    """The states of one layer: in slots, and saved."""
 
-    def __init__(self, shape: DeltaShape, num_slots: int) -> None:
+    def __init__(self, shape: DeltaShape, weights: DeltaWeights, num_slots: int, num_checkpoints: int) -> None:
         self._shape = shape
+        self._weights = weights
         self._slots = [_Slot(_State.empty(shape), _State.empty(shape)) for _ in range(num_slots)]
+        self._saved = [_State.empty(shape) for _ in range(num_checkpoints)]
 
     def can_start(self, slot: int, position: int) -> bool:
         """Position 0 begins a new sequence; any other must be within or right after the rows of the slot's last step."""
         kept = self._slots[slot]
         return position == 0 or kept.before.position <= position <= kept.after.position
 
-    def run(self, slot: int, start: int, rows: Array, weights: DeltaWeights) -> Array:
+    def save(self, slot: int, position: int, checkpoint: int) -> None:
+        kept, saved = self._slots[slot], self._saved[checkpoint]
+        if position == kept.after.position:
+            saved.copy_from(kept.after)
+        else:
+            saved.copy_from(kept.before)
+            self._replay(saved, kept, position)
+
+    def load(self, slot: int, checkpoint: int) -> None:
+        kept = self._slots[slot]
+        kept.before.copy_from(self._saved[checkpoint])
+        kept.after.copy_from(kept.before)
+        kept.rows = kept.rows[:0]
+
+    def run(self, slot: int, start: int, rows: Array) -> Array:
         """[n, v_width] for rows [n, conv channels, alphas, betas] of the positions from `start`."""
         kept = self._slots[slot]
-        self._go_to(kept, start, weights)
+        self._go_to(kept, start)
         kept.after.copy_from(kept.before)
         kept.rows = rows
         out = np.empty((len(rows), self._shape.v_width), np.float32)
         for row, result in zip(rows, out, strict=True):
-            result[:] = self._advance(kept.after, row, weights)
+            result[:] = self._advance(kept.after, row)
         return out
 
-    def _go_to(self, kept: _Slot, position: int, weights: DeltaWeights) -> None:
+    def _go_to(self, kept: _Slot, position: int) -> None:
         """Make `before` the state at `position`."""
         if position == 0:
             kept.before.clear()
         elif position == kept.after.position:
             kept.before, kept.after = kept.after, kept.before
         else:
-            for row in kept.rows[: position - kept.before.position]:
-                self._advance(kept.before, row, weights)
-        assert kept.before.position == position
+            self._replay(kept.before, kept, position)
 
-    def _advance(self, state: _State, row: Array, weights: DeltaWeights) -> Array:
+    def _replay(self, state: _State, kept: _Slot, position: int) -> None:
+        """Move a copy of `kept.before`, or that itself, on to a position within the rows."""
+        for row in kept.rows[: position - kept.before.position]:
+            self._advance(state, row)
+        assert state.position == position
+
+    def _advance(self, state: _State, row: Array) -> Array:
         """Move the state on by one row; what the V heads read from it, [v_width]."""
-        shape = self._shape
+        shape, weights = self._shape, self._weights
         channels = _convolve(state.window, row[: shape.conv_width], weights.conv)
         alpha, beta = row[shape.conv_width :].astype(np.float64).reshape(2, shape.v_heads)
         kept = np.exp(weights.decay * np.logaddexp(0, alpha + weights.time_bias)).astype(np.float32)

@@ -54,6 +54,10 @@ class Sequence:
     page_ids: list[int] = field(default_factory=list)
     slot: int = 0
     """Where its recurrent state is kept while it runs."""
+    checkpoint: int | None = None
+    """Saved state to load into the slot before its first step."""
+    num_parted: int = 0
+    """Length of the prefix, in full pages, that was in the cache when it was admitted, with a saved state or without."""
     num_computed: int = 0
     num_cached: int = 0
     """Prompt tokens that were taken from the cache."""

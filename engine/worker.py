@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from .backend import Backend
+from .backend import CHECKPOINTS_PER_SLOT, Backend
 from .channel import (
     PROTOCOL_VERSION,
     Cancel,
@@ -243,6 +243,7 @@ def load_model(load: Load, report: Callable[[str, int, int], None]) -> Loaded:
             num_pages=load.max_sequences * pages_for(context),
             max_rows=load.max_step_rows,
             num_slots=load.max_sequences,
+            num_checkpoints=CHECKPOINTS_PER_SLOT * load.max_sequences,
             on_progress=lambda done, total: report("loading weights", done, total),
         )
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.eog_ids, tokenizer.unused_ids)

@@ -25,6 +25,7 @@ def toy_logits(tokens: list[int], vocab: int) -> NDArray[np.float32]:
 
 class ToyBackend:
     has_recurrent_state = False
+    num_checkpoints = 0
 
     def __init__(self, *, num_pages: int = 64, max_rows: int = 64, vocab_size: int = 50) -> None:
         self.vocab_size = vocab_size
@@ -65,3 +66,42 @@ class ToyBackend:
             written += s.page_ids[s.start // PAGE_TOKENS :].tolist()
         held = [page for s in plan.sequences for page in s.page_ids.tolist()]
         assert all(held.count(page) == 1 for page in written), "a page that is written is held by another sequence"
+
+    def save_checkpoint(self, slot: int, position: int, checkpoint: int) -> None:
+        raise AssertionError("there is no recurrent state")
+
+    def load_checkpoint(self, slot: int, checkpoint: int) -> None:
+        raise AssertionError("there is no recurrent state")
+
+
+class ToyHybrid(ToyBackend):
+    """Reads half of the prefix back from its slot, where a state can go back to the start of the last step and no further."""
+
+    has_recurrent_state = True
+
+    def __init__(self, *, num_checkpoints: int = 16, num_slots: int = 4, **more: int) -> None:
+        super().__init__(**more)
+        self.num_checkpoints = num_checkpoints
+        self.saved_at: list[int] = []
+        self._states: list[list[int]] = [[] for _ in range(num_slots)]
+        self._oldest = [0] * num_slots
+        self._saved: list[list[int]] = [[] for _ in range(num_checkpoints)]
+
+    def save_checkpoint(self, slot: int, position: int, checkpoint: int) -> None:
+        assert self._oldest[slot] <= position <= len(self._states[slot])
+        self._saved[checkpoint] = self._states[slot][:position]
+        self.saved_at.append(position)
+
+    def load_checkpoint(self, slot: int, checkpoint: int) -> None:
+        self._states[slot] = list(self._saved[checkpoint])
+        self._oldest[slot] = len(self._states[slot])
+
+    def _forward(self, rows: SequenceRows) -> NDArray[np.float32]:
+        state = self._states[rows.slot]
+        assert rows.start == 0 or self._oldest[rows.slot] <= rows.start <= len(state)
+        self._oldest[rows.slot] = rows.start
+        state[rows.start :] = rows.tokens.tolist()
+        logits = super()._forward(rows)
+        stream = self._pages[rows.page_ids].reshape(-1)[: len(state)]
+        assert stream.tolist() == state, "the state is of another prefix than the pages"
+        return logits

@@ -36,7 +36,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def backend(path: Path) -> ReferenceBackend:
     with GgufFile.open(path) as file:
-        return ReferenceBackend(file, num_pages=PAGES, max_rows=256)
+        return ReferenceBackend(file, num_pages=PAGES, max_rows=256, num_checkpoints=3)
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +220,23 @@ def test_a_model_that_does_not_fit_is_refused_with_the_numbers(path: Path) -> No
 def test_the_cache_is_budgeted_before_it_is_made(path: Path) -> None:
     with GgufFile.open(path) as file, pytest.raises(EngineError, match="KV cache"):
         ReferenceBackend(file, num_pages=1 << 40)
+
+
+def test_a_saved_state_is_the_state_bit_for_bit(
+    backend: ReferenceBackend, tokens: NDArray[np.int32], alone: NDArray[np.float32]
+) -> None:
+    """Saved right after a step, in the middle of one and at its start; loaded into another slot."""
+    if not backend.has_recurrent_state:
+        pytest.skip("pages are all there is")
+    pages = np.arange(4, dtype=np.int32)
+    for checkpoint, position in enumerate((64, 75, 100)):
+        for start, count in ((0, 64), (64, 36)):
+            backend.step(StepPlan((rows(tokens, start, count, pages, slot=1),)))
+        backend.save_checkpoint(1, position, checkpoint)
+    with pytest.raises(ValueError, match="slot 1 does not hold the state at position 63"):
+        backend.save_checkpoint(1, 63, 0)
+    for checkpoint, position in enumerate((64, 75, 100)):
+        backend.load_checkpoint(3, checkpoint)
+        (logits,) = backend.step(StepPlan((rows(tokens, position, 50, pages, slot=3),))).logits
+        assert logits is not None
+        assert np.array_equal(logits, alone[position : position + 50])
