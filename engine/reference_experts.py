@@ -13,9 +13,9 @@ Array = NDArray[np.float32]
 
 def route(logits: Array, count: int) -> None:
     """Replace logits [experts, columns] by the weights of the `count` largest, which sum to 1, and 0 for all others."""
+    logits -= np.maximum.reduce(logits, axis=0)  # of a column that is not finite, nothing stays finite
     chosen = np.argsort(-logits, axis=0, kind="stable")[:count]
     scores = np.take_along_axis(logits, chosen, axis=0)
-    scores -= scores[0].copy()
     np.exp(scores, out=scores)
     scores /= np.add.reduce(scores, axis=0)
     logits.fill(0)

@@ -92,3 +92,48 @@ def test_logits_have_the_width_of_the_vocabulary(program: Program) -> None:
     ops = (*program.ops[:-1], replace(program.ops[-1], weights=("blk.0.ffn_gate.weight",)))
     with pytest.raises(InvalidProgramError, match="the logits have the wrong shape"):
         replace(program, ops=ops, buffers={**program.buffers, "logits": Buffer(512, Rows.SAMPLED)})
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    with GgufFile.open(tiny_model(tmp_path_factory.mktemp("models"), arch="qwen35moe")) as file:
+        return lower(load_config(file))
+
+
+def test_the_layers_of_a_hybrid(hybrid: Program) -> None:
+    kinds = [op.kind.name for op in hybrid.ops]
+    experts = ["RMS_NORM", "MATMUL", "ROUTE", "EXPERTS", "MATMUL", "SWIGLU", "MATMUL", "SHARED_EXPERT"]
+    delta = ["RMS_NORM", "MATMUL", "DELTA_NET", "GATED_NORM", "MATMUL_ADD", *experts]
+    attention = ["RMS_NORM", "MATMUL", "DROP_GATE", "QK_NORM", "ROPE", "KV_APPEND", "ATTENTION", "GATE", "MATMUL_ADD", *experts]
+    assert kinds == ["EMBED", *3 * delta, *attention, "SELECT", "RMS_NORM", "MATMUL"]
+    assert (len(hybrid.delta_layers), len(hybrid.kv_layers)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        (OpKind.DELTA_NET, {"layer": 1}, "goes over the same positions twice"),
+        (OpKind.DELTA_NET, {"layer": 3}, "layer 3 keeps no recurrent state"),
+        (OpKind.DELTA_NET, {"inputs": ("normed",)}, "not the widths of layer 0"),
+        (OpKind.DELTA_NET, {"params": ("blk.0.ssm_a",) * 3}, "tensors do not fit the heads"),
+        (OpKind.DELTA_NET, {"eps": 0.0}, "no eps"),
+        (OpKind.GATED_NORM, {"params": ()}, "weights of another width than a head"),
+        (OpKind.GATED_NORM, {"output": "attended"}, "adds to 'attended', which no op has written"),
+        (OpKind.DROP_GATE, {"inputs": ("normed",)}, "with and without gates"),
+        (OpKind.GATE, {"inputs": ("attended",)}, "1 inputs, not 2"),
+        (OpKind.GATE, {"inputs": ("attended", "qkv")}, "no gates of layer 0"),
+        (OpKind.GATE, {"output": "x"}, "does not gate what was attended in place"),
+        (OpKind.QK_NORM, {"params": ("blk.3.attn_q_norm.weight",)}, "weights of another width than a head"),
+        (OpKind.QK_NORM, {"output": "gated_qkv"}, "works in place only"),
+        (OpKind.ROUTE, {"count": 9}, "chooses 9 of 8 experts"),
+        (OpKind.ROUTE, {"count": 0}, "chooses 0 of 8 experts"),
+        (OpKind.ROUTE, {"output": "normed"}, "works in place only"),
+        (OpKind.EXPERTS, {"params": ("blk.0.ffn_gate_exps.weight",) * 2}, "not gate, up and down"),
+        (OpKind.EXPERTS, {"params": ("blk.0.ffn_gate_exps.weight",) * 3, "inputs": ("normed", "x")}, "experts do not fit"),
+        (OpKind.SHARED_EXPERT, {"params": ("blk.0.ssm_a",)}, "gate of another width"),
+        (OpKind.SHARED_EXPERT, {"inputs": ("shared", "last")}, "'last', which no op has written"),
+    ],
+)
+def test_a_hybrid_that_cannot_run_is_rejected(hybrid: Program, kind: OpKind, changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(InvalidProgramError, match=reason):
+        replace(hybrid, ops=with_op(hybrid, kind, **changes))
