@@ -153,6 +153,7 @@ class Agent:
             raise LoopEnded(Ending(EndReason.FINISHED, call.arguments))
         self._check_stuck(count)
         if result.next_question:
+            self.seen.clear()  # the same answer to another question is no repetition
             await self._append(self._chapter()[0], Message("user", result.next_question))
         return bool(result.next_question)
 

@@ -32,7 +32,7 @@ from .codec import from_json, to_json
 from .edits import apply_hunks, make_hunks
 from .errors import TaskError
 from .kind import Plan, Verdict
-from .python_code import enclosing_function, function_names, functions_in_text
+from .python_code import enclosing_function, function_names, function_ranges, functions_in_text, unhandled_none
 from .python_lint import Finding, Linter, find_linter, syntax_problem
 from .python_tests import TestRun
 from .task import Card, LineRange
@@ -63,7 +63,7 @@ class Cleanup:
         base = {path: bench.read(path) for path in (wanted or paths[:1])}
         formatted = [path for path in base if linter and await python_lint.is_formatted(bench, linter, path)]
         if linter and wanted:
-            await _fix(bench, linter, base, before=before, scope=scope, formatted=formatted)
+            notes += await _fix(bench, linter, base, before=before, scope=scope, formatted=formatted)
         left = await find_findings(bench, linter, list(base))
         facts = {
             "base": to_json(base),
@@ -78,7 +78,7 @@ class Cleanup:
 
     def _messages(self, bench: Workbench, facts: dict[str, Any], left: list[Finding]) -> tuple[Message, ...]:
         scope = current_scope(bench, facts)
-        finding = next((finding for finding in left if in_range(finding, scope)), None)
+        finding = _easiest(bench, [finding for finding in left if in_range(finding, scope)])
         if finding is not None:
             return Message("system", prompts.CLEANUP), Message("user", _question(bench, finding, left))
         if bench.spec.instruction:
@@ -128,12 +128,12 @@ class Cleanup:
 
 @dataclass
 class _Session:
-    """The model's way through the findings. `attempts` counts edits that did not help, by finding."""
+    """The model's way through the findings. `attempts` counts edits that did not help, by finding and its line."""
 
     bench: Workbench
     facts: dict[str, Any]
-    attempts: Counter[tuple[str, str, str]]
-    current: tuple[str, str, str] | None = None
+    attempts: Counter[tuple[str, ...]]
+    current: tuple[str, ...] | None = None
 
     def read_text(self, text: str) -> ToolCall | None:
         """A function in plain text as the call it stands for."""
@@ -150,6 +150,7 @@ class _Session:
         linter = find_linter(self.bench.spec.root, self.bench.tree) if not self.bench.no_commands else None
         after = await asyncio.to_thread(self.bench.read, path)
         problem = problem or _outside(before, after, current_scope(self.bench, self.facts, before)) or syntax_problem(after)
+        problem = problem or unhandled_none(before, after)
         if not problem:
             problem = await self._useless_or_harmful(linter, path, before, after)
         if problem:
@@ -174,19 +175,34 @@ class _Session:
 
     def _next(self, findings: list[Finding], problem: str) -> ToolResult:
         """Once more the same finding, or the next one in a new chapter, or the end."""
-        before = self.current or (findings[0].key if findings else None)
+        first = _easiest(self.bench, findings)
+        before = self.current or (self._place(first) if first else None)
         if problem and before:
             self.attempts[before] += 1
         said = f"Not done, the file is as before: {problem}." if problem else "Done."
-        finding = next((finding for finding in findings if self.attempts[finding.key] < MAX_ATTEMPTS), None)
+        finding = _easiest(self.bench, [finding for finding in findings if self.attempts[self._place(finding)] < MAX_ATTEMPTS])
         if finding is None:
             if self.bench.spec.instruction:
                 return ToolResult(not problem, f"{said} Call finish when the user's wish is met.")
             return ToolResult(not problem, said, done=True)
-        self.current = finding.key
-        if problem and finding.key == before:
+        self.current = self._place(finding)
+        if problem and self.current == before:
             return ToolResult(False, f"{said} Try once more. {finding.hint}")
         return ToolResult(not problem, said, next_question=_question(self.bench, finding, findings))
+
+    def _place(self, finding: Finding) -> tuple[str, ...]:
+        """One finding among equal ones, also after lines have moved: with the text of its line and of its function's first."""
+        data = self.bench.read(finding.path)
+        lines, function = decode(data).normalised.splitlines(), enclosing_function(data, finding.line)
+        numbers = (finding.line, function.first) if function else (finding.line,)
+        return *finding.key, *(lines[number - 1] for number in numbers if number <= len(lines))
+
+
+def _easiest(bench: Workbench, findings: list[Finding]) -> Finding | None:
+    """The first that is in a function, which small models rewrite more surely than they quote other lines; else the first."""
+    ranges = {path: function_ranges(bench.read(path)) for path in dict.fromkeys(finding.path for finding in findings)}
+    in_function = (item for item in findings if any(lines.first <= item.line <= lines.last for lines in ranges[item.path]))
+    return next(in_function, findings[0] if findings else None)
 
 
 def _question(bench: Workbench, finding: Finding, findings: list[Finding]) -> str:
@@ -204,10 +220,36 @@ async def _fix(
     before: list[Finding],
     scope: LineRange | None,
     formatted: list[str],
+) -> list[str]:
+    """Safe fixes and dead code, only hunks that touch the range. If they add findings they go without the rule that does it,
+    or altogether; notes say so."""
+    relevant = [finding for finding in before if finding.path in base]
+    problem = ""
+    for rule in ["", *sorted({finding.code for finding in relevant if finding.hint and finding.code != python_lint.UNREACHABLE})]:
+        await _fix_once(bench, linter, base, scope=scope, formatted=formatted, without=rule)
+        added = await _what_fixes_add(bench, linter, base, relevant)
+        if not added:
+            return [f"the linter's fixes of {rule} were left out: {problem}"] if rule else []
+        problem = problem or added
+        await asyncio.to_thread(_restore, bench, base)
+    return [f"the linter's fixes were left out: {problem}"]
+
+
+async def _what_fixes_add(bench: Workbench, linter: Linter, base: dict[str, bytes], before: list[Finding]) -> str:
+    """Why the fixes in the worktree must not stay, or an empty text."""
+    for path, data in base.items():
+        if (syntax := syntax_problem(bench.read(path))) and not syntax_problem(data):
+            return f"they break the syntax of {path}, {syntax}"
+    new = new_findings(before, await python_lint.find(bench, linter, list(base)))
+    return f"they add {new[0]}" if new else ""
+
+
+async def _fix_once(
+    bench: Workbench, linter: Linter, base: dict[str, bytes], *, scope: LineRange | None, formatted: list[str], without: str
 ) -> None:
-    """Safe fixes and dead code, only hunks that touch the range; all of them taken back if they add findings."""
-    await python_lint.fix(bench, linter, list(base))
-    await python_lint.remove_dead_code(bench, linter, list(base))
+    await python_lint.fix(bench, linter, list(base), without)
+    if without != python_lint.UNUSED_VARIABLE:
+        await python_lint.remove_dead_code(bench, linter, list(base))
     for path, data in base.items():
         if scope is not None:
             change = make_hunks(Path(path), data, bench.read(path))
@@ -217,10 +259,6 @@ async def _fix(
             bench.write(path, apply_hunks(change, inside) or b"")
         if path in formatted:
             await python_lint.format_file(bench, linter, path)
-    relevant = [finding for finding in before if finding.path in base]
-    broken = any(syntax_problem(bench.read(path)) and not syntax_problem(data) for path, data in base.items())
-    if broken or new_findings(relevant, await python_lint.find(bench, linter, list(base))):
-        await asyncio.to_thread(_restore, bench, base)
 
 
 def _python_files(bench: Workbench) -> tuple[list[str], list[str]]:

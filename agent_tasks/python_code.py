@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
@@ -39,6 +40,25 @@ def enclosing_function(data: bytes, line: int) -> LineRange | None:
 
 def function_names(data: bytes) -> list[str]:
     return [function.name for function in _functions(parse(data))]
+
+
+def function_ranges(data: bytes) -> list[LineRange]:
+    """The lines of each function, from its def on."""
+    return [LineRange(function.lineno, function.end_lineno or function.lineno) for function in _functions(parse(data))]
+
+
+def unhandled_none(before: bytes, after: bytes) -> str:
+    """Why an edit that makes None a parameter's default is half done: nothing asks for it. Or an empty text.
+
+    The usual half of mending a mutable default, and one that fails only when somebody leaves the argument out.
+    """
+    had_none = Counter((function.name, name) for function in _functions(parse(before)) for name in _none_defaults(function))
+    for function in _functions(parse(after)):
+        for name in _none_defaults(function):
+            had_none[function.name, name] -= 1
+            if had_none[function.name, name] < 0 and _is_used_unasked(function, name):
+                return f"{name} is None when {function.name} is called without it, and nothing there handles that"
+    return ""
 
 
 def called_names(data: bytes, lines: LineRange) -> list[str]:
@@ -132,6 +152,45 @@ def parse(data: bytes) -> ast.Module:
         return ast.parse(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module([], [])
+
+
+def _none_defaults(function: _Function) -> list[str]:
+    """Names of parameters whose default is None."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    pairs = [*zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True)]
+    pairs += [(name, default) for name, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default]
+    return [name.arg for name, default in pairs if isinstance(default, ast.Constant) and default.value is None]
+
+
+def _is_used_unasked(function: _Function, name: str) -> bool:
+    """Whether the body reads `name` and never asks whether it is None or false."""
+    nodes = [node for statement in function.body for node in ast.walk(statement)]
+    read = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    read += [node.target for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)]
+    if not any(_is_name(node, name) for node in read):
+        return False
+    return not any(_is_name(operand, name) for node in nodes for operand in _asked(node))
+
+
+def _asked(node: ast.AST) -> Sequence[ast.expr]:
+    """What `node` compares or takes as true or false."""
+    match node:
+        case ast.Compare():
+            return [node.left, *node.comparators]
+        case ast.BoolOp():
+            return node.values
+        case ast.UnaryOp(op=ast.Not()):
+            return [node.operand]
+        case ast.If() | ast.IfExp() | ast.While():
+            return [node.test]
+        case ast.Match():
+            return [node.subject]
+    return []
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _functions(tree: ast.AST) -> list[_Function]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes import Answer, ScriptedModel, call
+from quadjet.agent_tasks.card import card_text
 from quadjet.agent_tasks.edits import apply_hunks
 from quadjet.agent_tasks.task import Card, Diagnostic, LineRange, NeedsYou, Task, TaskState
 from quadjet.engine.chat import ContextOverflowError, FinishReason, Message, Reply
@@ -164,6 +165,50 @@ async def test_cleanup_uses_the_projects_rules(state: Path, tmp_path: Path) -> N
     assert card_of(task).findings["before"] == 1
 
 
+async def test_cleanup_keeps_fixes_that_make_a_long_line_less_long(state: Path, tmp_path: Path) -> None:
+    line = f"print('{'x' * 70} {{}}'.format(1), sys.argv)\n"
+    files = {"ruff.toml": 'lint.select = ["E501", "F401", "UP032"]\n', "a.py": f"import os\nimport sys\n{line}"}
+    root = make_repository(tmp_path / "project", files)
+    async with open_harness(state, root, ScriptedModel([call("finish", summary="x")])) as harness:
+        task = await harness.run("cleanup", "a.py")
+    counts = {key: value for key, value in card_of(task).findings.items() if key != "left"}
+    assert counts == {"before": 3, "after": 1, "fixed_by_linter": 2, "fixed_by_model": 0}
+    assert proposed(task)["a.py"] == f"import sys\nprint(f'{'x' * 70} {{1}}', sys.argv)\n"
+
+
+async def test_cleanup_leaves_out_only_the_rule_whose_fixes_add_findings(state: Path, tmp_path: Path) -> None:
+    text = f"x = [\n    '{'x ' * 41}'\n]\n"  # the longest line is as long as may be, and a comma more is too long
+    files = {"ruff.toml": 'lint.select = ["COM812", "E501", "F401"]\n', "a.py": f"import os\n{text}"}
+    root = make_repository(tmp_path / "project", files)
+    async with open_harness(state, root, ScriptedModel([call("finish", summary="x")])) as harness:
+        task = await harness.run("cleanup", "a.py")
+    assert proposed(task)["a.py"] == text
+    assert card_of(task).notes == ("the linter's fixes of COM812 were left out: they add a.py:2: E501 Line too long (89 > 88)",)
+
+
+async def test_cleanup_does_not_take_a_default_of_none_that_nothing_handles(state: Path, tmp_path: Path) -> None:
+    source = "def f(words=[]):\n    words.append(1)\n    return words\n"
+    root = make_repository(tmp_path / "project", {"a.py": source})
+    half = call("edit_file", path="a.py", search="words=[]", replace="words=None")
+    async with open_harness(state, root, ScriptedModel([half, half])) as harness:
+        task = await harness.run("cleanup", "a.py")
+        results = harness.tool_results(task.id)
+    assert "words is None when f is called without it" in results[0]
+    assert card_of(task).title == "1 findings, none mended"
+    assert proposed(task) == {}
+
+
+async def test_cleanup_asks_first_about_functions_and_takes_no_chapter_for_another(state: Path, tmp_path: Path) -> None:
+    body = "".join(f"def f{n}(x):\n    return x == None\n\n\n" for n in range(3))
+    root = make_repository(tmp_path / "project", {"a.py": f"l = 1\n\n\n{body}"})
+    model = ScriptedModel([call("edit_file", path="a.py", search="nowhere", replace="x")] * 8)
+    async with open_harness(state, root, model, max_turns=20) as harness:
+        task = await harness.run("cleanup", "a.py")
+    assert "E711" in model.prompts[0][1].content
+    assert task.state is TaskState.PROPOSED
+    assert len(card_of(task).findings["left"]) == 4
+
+
 async def test_cleanup_of_a_clean_file_says_so(state: Path, tmp_path: Path) -> None:
     root = make_repository(tmp_path / "project", {"a.py": "x = 1\n"})
     async with open_harness(state, root, ScriptedModel([])) as harness:
@@ -317,6 +362,8 @@ async def test_triage_when_nothing_fails(sample: Path, state: Path) -> None:
         task = await harness.run("triage", "tests/test_report.py")
     assert card_of(task).title == "nothing fails"
     assert card_of(task).verified
+    assert not any(card_of(task).findings.values())
+    assert "line" not in card_text(card_of(task))
 
 
 async def test_triage_picks_the_failure_that_was_pointed_at(state: Path, tmp_path: Path) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from quadjet.agent_tasks.edits import apply_edit
 from quadjet.agent_tasks.errors import TaskError
-from quadjet.agent_tasks.python_code import called_names, enclosing_function, find_function, function_edit, is_test_file
+from quadjet.agent_tasks.python_code import (
+    called_names,
+    enclosing_function,
+    find_function,
+    function_edit,
+    is_test_file,
+    unhandled_none,
+)
 from quadjet.agent_tasks.python_lint import syntax_problem, unreachable
 from quadjet.agent_tasks.task import LineRange
 
@@ -105,3 +112,22 @@ def test_hostile_source_is_a_problem_and_not_a_crash() -> None:
     assert syntax_problem(b"x = " + b"-" * 100_000 + b"1")
     assert syntax_problem(b"\x00")
     assert syntax_problem(b"x = 1") == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "is_handled"),
+    [
+        ("x.append(1)", False),
+        ("x += [1]", False),
+        ("return [len(y) for y in x]", False),
+        ("x = [] if x is None else x", True),
+        ("x = x or []", True),
+        ("if not x:\n        return", True),
+        ("x = []", True),
+        ("pass", True),
+    ],
+)
+def test_a_default_of_none_that_nothing_asks_for_is_seen(body: str, is_handled: bool) -> None:
+    before, after = "def f(a, *, x=[]):\n    pass\n", f"def f(a, *, x=None):\n    {body}\n"
+    assert (unhandled_none(before.encode(), after.encode()) == "") == is_handled
+    assert unhandled_none(after.encode(), after.encode()) == ""
