@@ -180,9 +180,10 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 def _failure(args: tuple[str, ...], stderr: bytes) -> GitError:
     output = stderr.decode("utf-8", "replace").strip()
-    fix = "free space, or point XDG_STATE_HOME to another disk" if _is_full(output) else ""
+    fix = "free space, or point XDG_STATE_HOME to another disk" if _cannot_write(output) else ""
     return GitError(f"git {args[0]} failed: {output[-2000:]}", fix, output)
 
 
-def _is_full(output: str) -> bool:
-    return any(text in output for text in ("No space left", "Disk quota exceeded", "File too large"))
+def _cannot_write(output: str) -> bool:
+    """Whether the disk is full, as far as git says: of a file that it checks out it says only that it cannot write it."""
+    return any(text in output for text in ("No space left", "Disk quota exceeded", "File too large", "unable to write file"))

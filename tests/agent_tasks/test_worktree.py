@@ -466,10 +466,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-async def test_a_full_disk_is_named_and_costs_nothing(root: Path, small_disk: Path) -> None:
-    write(root, {"noise": os.urandom(3_000_000)})
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(os.urandom(3_000_000), "No space left"), (b"a" * 3_000_000, "unable to write file 'large'")],
+    ids=["when it is stored", "when it is checked out"],
+)
+async def test_a_full_disk_is_named_and_costs_nothing(root: Path, small_disk: Path, data: bytes, message: str) -> None:
+    write(root, {"large": data})
     before = fingerprint(root)
-    with pytest.raises(TaskError, match="No space left") as caught:
+    with pytest.raises(TaskError, match=message) as caught:
         await create_snapshot(root, "t1", small_disk / "state", {})
     assert "free space" in caught.value.fix
     assert not (small_disk / "state" / "t1").exists()
