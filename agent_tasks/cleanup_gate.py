@@ -10,7 +10,7 @@ from typing import Any
 
 from . import python_lint
 from .codec import from_json
-from .python_lint import Finding, Linter, find_linter, syntax_problem
+from .python_lint import UNREACHABLE, Finding, Linter, find_linter, syntax_problem
 from .python_tests import TestRun, find_interpreter, run_tests
 from .task import Card, Evidence, LineRange
 from .text import decode, neutralise
@@ -92,7 +92,9 @@ def _lint_evidence(
     command = "ruff check " + " ".join(facts["base"])
     if linter is None:
         return Evidence("linter clean", None, command, "the linter could not be run; only code that never runs was looked for")
-    detail = f"{len(asked)} findings before, {len(left)} after, {len(new)} new ({linter.rules})"
+    num_own = sum(finding.code == UNREACHABLE for finding in asked)
+    own = f" ({num_own} of them code that never runs, which ruff does not report)" if num_own else ""
+    detail = f"{len(asked)} findings before{own}, {len(left)} after, {len(new)} new ({linter.rules})"
     return Evidence("linter clean", not left and not new, command, detail)
 
 
