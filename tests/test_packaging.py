@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tomli
+from tiny_models import tiny_model
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("daemon", "lsp", "engine", "kernels", "agent_tasks")
@@ -66,6 +67,30 @@ def test_the_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     assert all(Path(line).is_relative_to(site) for line in run.stdout.splitlines())
     version = subprocess.run([python, "-I", "-m", "quadjet.daemon.cli", "--version"], capture_output=True, text=True, check=True)
     assert version.stdout.startswith("quadjet ")
+    program = CHILDREN.format(model=str(tiny_model(tmp_path)))
+    children = subprocess.run([python, "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert children.stdout.splitlines() == ["a prompt", "a reply", "True"], children.stderr
+
+
+CHILDREN = """
+import asyncio
+from importlib.resources import files
+from pathlib import Path
+from quadjet.engine.chat import Message, SamplingParams
+from quadjet.engine.client import EngineSettings
+from quadjet.engine.local_model import LocalChatModel
+from quadjet.engine.template_process import TemplateProcess
+template = TemplateProcess("{{{{ text }}}}")
+print(template.render({{"text": "a prompt"}}))
+template.close()
+async def main():
+    model = await LocalChatModel.load(EngineSettings(Path({model!r})))
+    reply = await model.complete([Message("user", "x")], params=SamplingParams(max_tokens=1))
+    print("a reply" if reply.usage.completion_tokens else "none")
+    await model.close()
+asyncio.run(main())
+print((files("quadjet.agent_tasks") / "sample" / "shop" / "report.py").is_file())
+"""
 
 
 def is_module(name: str) -> bool:
