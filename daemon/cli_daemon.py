@@ -30,7 +30,7 @@ def serve(settings: Settings) -> None:
     from .server import serve as run_daemon
 
     config, places = settings.config, settings.places
-    out.say(f"serving on {places.socket}, model {config.engine.model}, log {places.daemon_log}")
+    out.say(f"starting on {places.socket}, model {config.engine.model}, log {places.daemon_log}")
     asyncio.run(run_daemon(config, places, EngineSource(config, settings.models)))
 
 
