@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..kernels.abi import OpKind
 from .model import ModelConfig, tensor_shapes
 from .program import LOGITS, TOKENS, AttentionShape, Buffer, Op, Program, Rope, Rows
@@ -106,18 +108,17 @@ def _ffn_ops(config: ModelConfig, layer: int) -> list[Op]:
     if config.experts is None:
         return [*ops, *_swiglu_ops(prefix, ""), Op(OpKind.MATMUL_ADD, ("act",), "x", (f"{prefix}ffn_down.weight",))]
     experts = tuple(f"{prefix}ffn_{part}_exps.weight" for part in ("gate", "up", "down"))
-    ops += [
+    routed = [
         Op(OpKind.MATMUL, ("normed",), "router", (f"{prefix}ffn_gate_inp.weight",)),
         Op(OpKind.ROUTE, ("router",), "router", count=config.experts.used),
         Op(OpKind.EXPERTS, ("normed", "router"), "x", params=experts),
     ]
-    if config.experts.shared_ffn:
-        ops += [
-            *_swiglu_ops(prefix, "_shexp"),
-            Op(OpKind.MATMUL, ("act",), "shared", (f"{prefix}ffn_down_shexp.weight",)),
-            Op(OpKind.SHARED_EXPERT, ("shared", "normed"), "x", params=(f"{prefix}ffn_gate_inp_shexp.weight",)),
-        ]
-    return ops
+    if not config.experts.shared_ffn:
+        return [*ops, *routed]
+    shared = [*_swiglu_ops(prefix, "_shexp"), Op(OpKind.MATMUL, ("act",), "shared", (f"{prefix}ffn_down_shexp.weight",))]
+    for one, other in zip(routed, shared, strict=True):  # both sides of the step work their way to "x" at once
+        ops += [one, replace(other, joins=True)]
+    return [*ops, Op(OpKind.SHARED_EXPERT, ("shared", "normed"), "x", params=(f"{prefix}ffn_gate_inp_shexp.weight",))]
 
 
 def _swiglu_ops(prefix: str, suffix: str) -> list[Op]:

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations
 
 from ..kernels.abi import OpKind
 from .model import DeltaShape, RopeStyle
+
+_TWO_INPUTS = frozenset({OpKind.GATE, OpKind.EXPERTS, OpKind.SHARED_EXPERT})
+_READ_OUTPUT = frozenset({OpKind.MATMUL_ADD, OpKind.GATE, OpKind.EXPERTS, OpKind.SHARED_EXPERT, OpKind.GATED_NORM})
 
 
 class Rows(StrEnum):
@@ -74,6 +78,27 @@ class Op:
     rope: Rope | None = None
     count: int = 0
     """Experts that ROUTE chooses."""
+    joins: bool = False
+    """Runs beside the op before it: there is no barrier between them."""
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The buffers, and what is kept of a layer, that it looks at."""
+        names = {*self.inputs}
+        if self.kind in _READ_OUTPUT:
+            names.add(self.output)
+        if self.kind is OpKind.ATTENTION:
+            names.add(f"keys and values of layer {self.layer}")
+        return frozenset(names)
+
+    @property
+    def writes(self) -> frozenset[str]:
+        names = {self.output}
+        if self.kind is OpKind.KV_APPEND:
+            names.add(f"keys and values of layer {self.layer}")
+        elif self.kind is OpKind.DELTA_NET:
+            names.add(f"state of layer {self.layer}")
+        return frozenset(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +116,17 @@ class Program:
     def __post_init__(self) -> None:
         _Checker(self).check()
 
+    @property
+    def stages(self) -> list[list[int]]:
+        """Indices of the ops between two barriers: those of one stage may run at once, in any order."""
+        stages: list[list[int]] = []
+        for index, op in enumerate(self.ops):
+            if op.joins and stages:
+                stages[-1].append(index)
+            else:
+                stages.append([index])
+        return stages
+
 
 TOKENS = "tokens"
 LOGITS = "logits"
@@ -98,10 +134,6 @@ LOGITS = "logits"
 
 class InvalidProgramError(ValueError):
     """A program that no executor could run: a fault of the lowering, not of the model file."""
-
-
-_TWO_INPUTS = frozenset({OpKind.GATE, OpKind.EXPERTS, OpKind.SHARED_EXPERT})
-_READ_OUTPUT = frozenset({OpKind.MATMUL_ADD, OpKind.GATE, OpKind.EXPERTS, OpKind.SHARED_EXPERT, OpKind.GATED_NORM})
 
 
 class _Checker:
@@ -119,8 +151,20 @@ class _Checker:
                 self._check_op(op)
             except InvalidProgramError as error:
                 raise InvalidProgramError(f"op {index} {op.kind.name}: {error}") from None
+        self._check_races()
         _require(LOGITS in self._written, "no op writes the logits")
         _require(self._buffer(LOGITS) == Buffer(self._program.vocab_size, Rows.SAMPLED), "the logits have the wrong shape")
+
+    def _check_races(self) -> None:
+        """What an op of a stage writes, no other op of the stage may read or write."""
+        for stage in self._program.stages:
+            for first, second in combinations(stage, 2):
+                a, b = self._program.ops[first], self._program.ops[second]
+                shared = a.writes & (b.reads | b.writes) | a.reads & b.writes
+                reason = (
+                    f"op {second} {b.kind.name} runs beside op {first} {a.kind.name}, but both use {min(shared, default='')!r}"
+                )
+                _require(not shared, reason)
 
     def _check_op(self, op: Op) -> None:
         num_inputs = 2 if op.kind in _TWO_INPUTS else 1

@@ -7,7 +7,7 @@ chunk and in any pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -215,13 +215,21 @@ class Executor:
 
     def run(self, plan: StepPlan) -> Array:
         """Logits [sampled rows, vocab] in the plan's order."""
+        return self.run_ops(plan, range(len(self.program.ops)))[LOGITS]
+
+    def run_ops(self, plan: StepPlan, order: Iterable[int]) -> dict[str, Array]:
+        """The buffers after the ops of these indices: fewer than all to look inside a step, or those of a stage in another order.
+
+        Buffers are [features, columns], the columns in the plan's order of rows; the logits [sampled rows, vocab]. What no op
+        has written holds anything.
+        """
         step = self._begin(plan)
         # Weights of a damaged file may overflow; sampling refuses logits that are not finite.
         with np.errstate(all="ignore"), self._blas.limit(limits=1):
-            for op in self.program.ops:
+            for op in map(self.program.ops.__getitem__, order):
                 if len(step.sampled) or self.program.buffers[op.output].rows is Rows.STEP:
                     self._run_op[op.kind](step, op)
-        return step.buffers[LOGITS]
+        return step.buffers
 
     def _begin(self, plan: StepPlan) -> _Step:
         spans: list[_Span] = []

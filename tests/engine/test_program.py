@@ -102,7 +102,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 def test_the_layers_of_a_hybrid(hybrid: Program) -> None:
     kinds = [op.kind.name for op in hybrid.ops]
-    experts = ["RMS_NORM", "MATMUL", "ROUTE", "EXPERTS", "MATMUL", "SWIGLU", "MATMUL", "SHARED_EXPERT"]
+    experts = ["RMS_NORM", "MATMUL", "MATMUL", "ROUTE", "SWIGLU", "EXPERTS", "MATMUL", "SHARED_EXPERT"]
     delta = ["RMS_NORM", "MATMUL", "DELTA_NET", "GATED_NORM", "MATMUL_ADD", *experts]
     attention = ["RMS_NORM", "MATMUL", "DROP_GATE", "QK_NORM", "ROPE", "KV_APPEND", "ATTENTION", "GATE", "MATMUL_ADD", *experts]
     assert kinds == ["EMBED", *3 * delta, *attention, "SELECT", "RMS_NORM", "MATMUL"]
@@ -137,3 +137,22 @@ def test_the_layers_of_a_hybrid(hybrid: Program) -> None:
 def test_a_hybrid_that_cannot_run_is_rejected(hybrid: Program, kind: OpKind, changes: dict[str, object], reason: str) -> None:
     with pytest.raises(InvalidProgramError, match=reason):
         replace(hybrid, ops=with_op(hybrid, kind, **changes))
+
+
+def test_a_shared_expert_is_computed_beside_the_routed_ones(hybrid: Program) -> None:
+    together = [[hybrid.ops[index].kind.name for index in stage] for stage in hybrid.stages if len(stage) > 1]
+    assert together == 4 * [["MATMUL", "MATMUL"], ["ROUTE", "SWIGLU"], ["EXPERTS", "MATMUL"]]
+
+
+def test_an_op_that_misses_its_barrier_is_rejected(hybrid: Program) -> None:
+    for index in (stage[0] for stage in hybrid.stages[1:]):
+        ops = (*hybrid.ops[:index], replace(hybrid.ops[index], joins=True), *hybrid.ops[index + 1 :])
+        with pytest.raises(InvalidProgramError, match=r"op \d+ \w+ runs beside op \d+ \w+, but both use"):
+            replace(hybrid, ops=ops)
+
+
+def test_ops_that_write_the_same_buffer_need_a_barrier(hybrid: Program) -> None:
+    last = max(i for i, op in enumerate(hybrid.ops) if op.kind is OpKind.SHARED_EXPERT)
+    ops = (*hybrid.ops[:last], replace(hybrid.ops[last], joins=True), *hybrid.ops[last + 1 :])
+    with pytest.raises(InvalidProgramError, match="both use 'x'"):
+        replace(hybrid, ops=ops)
