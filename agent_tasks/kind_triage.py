@@ -98,7 +98,7 @@ class Triage:
                 "exception": "",
                 "message": "",
                 "file": "",
-                "line": 0,
+                "line": None,
                 "cause": "",
                 **_from_diagnostics(bench),
             }

@@ -68,6 +68,7 @@ async def test_cleanup_mends_every_finding_and_keeps_the_tests(sample: Path, sta
     assert card_of(task).verified
     counts = {key: value for key, value in card_of(task).findings.items() if key != "left"}
     assert counts == {"before": 9, "after": 0, "fixed_by_linter": 7, "fixed_by_model": 2}
+    assert "9 findings before (1 of them code that never runs" in card_text(card_of(task))
     text = proposed(task)[REPORT]
     assert "import os" not in text
     assert "is None" in text
