@@ -60,7 +60,7 @@ def _attention_ops(config: ModelConfig, layer: int, index: int) -> list[Op]:
     biases = tuple(f"{name}.bias" for name in names) if config.has_qkv_bias else ()
     weights = tuple(f"{name}.weight" for name in names)
     factors = "rope_freqs.weight" if config.has_rope_freqs else None
-    rope = Rope(config.rope_theta, config.rope_style, config.rope_dim, factors)
+    rope = Rope(config.rope_theta, config.rope_style, config.rope_dim, factors, config.yarn)
     ops = [_norm(config, f"{prefix}attn_norm.weight")]
     if config.has_attention_gate:
         ops += [

@@ -48,6 +48,14 @@ FAMILIES = {
 
 
 @dataclass(frozen=True, slots=True)
+class Yarn:
+    """Rope stretched by `factor` over a longer context than `original_context`, but for the pairs that turn fast."""
+
+    factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A feed-forward part of which each row uses a few experts, and one that every row uses if `shared_ffn` is not 0."""
 
@@ -100,6 +108,7 @@ class ModelConfig:
     rope_style: RopeStyle
     rope_dim: int
     """Leading features of a head that are rotated."""
+    yarn: Yarn | None
     rms_eps: float
     context: int
     """Positions that the model was trained for."""
@@ -259,6 +268,7 @@ def _config(meta: Metadata) -> ModelConfig:
         rope_theta=meta.number("rope.freq_base", 1.0, 1e12, default=10_000.0),
         rope_style=family.rope_style,
         rope_dim=_rope_dim(meta, family, head_dim),
+        yarn=_yarn(meta),
         rms_eps=meta.number("attention.layer_norm_rms_epsilon", 1e-12, 0.1),
         context=meta.whole("context_length", 1, MAX_CONTEXT),
         vocab_size=vocab_size,
@@ -290,6 +300,22 @@ def _rope_dim(meta: Metadata, family: Family, head_dim: int) -> int:
     if rope_dim % 2:
         meta.refuse(f"{meta.family}.rope.dimension_count is {rope_dim}, which is odd")
     return rope_dim
+
+
+def _yarn(meta: Metadata) -> Yarn | None:
+    scaling = "rope.scaling."
+    kind = meta.text(f"{scaling}type", "none")
+    if kind == "none":
+        return None
+    if kind != "yarn":
+        meta.refuse(f"{meta.family}.{scaling}type is {kind[:40]!r}, which is not supported; none and yarn are")
+    usual = {"attn_factor": 1, "yarn_attn_factor": 1, "yarn_ext_factor": 1, "yarn_beta_fast": 32, "yarn_beta_slow": 1}
+    for name, value in (usual | {"yarn_log_multiplier": 0}).items():
+        meta.number(f"{scaling}{name}", value, value, default=value)
+    factor = meta.number(f"{scaling}factor", 1.0, 1e4)
+    meta.number("rope.freq_base", 1.001, 1e12, default=10_000.0)  # its logarithm divides
+    context = meta.whole("context_length", 1, MAX_CONTEXT)
+    return Yarn(factor, meta.whole(f"{scaling}original_context_length", 1, MAX_CONTEXT, default=context))
 
 
 def _experts(meta: Metadata) -> Experts:

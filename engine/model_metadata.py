@@ -71,6 +71,12 @@ class Metadata:
             self.refuse(f"{self.family}.{name} is {_short(value)}, not {count} booleans")
         return tuple(value.tolist())
 
+    def text(self, name: str, default: str) -> str:
+        value = self.values.get(f"{self.family}.{name}", default)
+        if not isinstance(value, str):
+            self.refuse(f"{self.family}.{name} is {_short(value)}, not a text")
+        return value
+
     def _scalar(self, name: str, default: float | None) -> object:
         """Some converters write one value per layer; they must agree, since every layer has the same shape here."""
         value = self.values.get(f"{self.family}.{name}", default)
@@ -119,9 +125,6 @@ class Metadata:
 
     def refuse_used(self, *names: str) -> None:
         """Refuse keys that would change the results if they were ignored."""
-        scaling = self.values.get(f"{self.family}.rope.scaling.type", "none")
-        if not isinstance(scaling, str) or scaling != "none":
-            self.refuse(f"{self.family}.rope.scaling.type is {_short(scaling)}, which is not supported")
         for name in names:
             value = self.values.get(f"{self.family}.{name}", 0)
             if not isinstance(value, int) or value != 0:

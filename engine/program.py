@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import combinations
 
 from ..kernels.abi import OpKind
-from .model import DeltaShape, RopeStyle
+from .model import DeltaShape, RopeStyle, Yarn
 
 _TWO_INPUTS = frozenset({OpKind.GATE, OpKind.EXPERTS, OpKind.SHARED_EXPERT})
 _READ_OUTPUT = frozenset({OpKind.MATMUL_ADD, OpKind.GATE, OpKind.EXPERTS, OpKind.SHARED_EXPERT, OpKind.GATED_NORM})
@@ -58,6 +58,7 @@ class Rope:
     """Leading features of a head that are rotated."""
     factors: str | None = None
     """Tensor [dim / 2] that divides the angles."""
+    yarn: Yarn | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,7 +285,7 @@ class Executor:
         rope = op.rope
         if rope not in self._ropes:
             factors = self._weights.matrices[(rope.factors,)] if rope.factors is not None else None
-            self._ropes[rope] = RopeTable(rope.theta, rope.dim, factors)
+            self._ropes[rope] = RopeTable(rope.theta, rope.dim, factors, rope.yarn)
         if rope not in step.angles:
             step.angles[rope] = self._ropes[rope].at(step.positions)
         heads = step.buffers[op.output][: shape.q_width + shape.kv_width].reshape(-1, shape.head_dim, len(step.positions))

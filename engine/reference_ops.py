@@ -6,11 +6,13 @@ not depend on its place.
 
 from __future__ import annotations
 
+from math import ceil, floor, log, pi
+
 import numpy as np
 from numpy.typing import NDArray
 
 from .backend import PAGE_TOKENS
-from .model import RopeStyle
+from .model import RopeStyle, Yarn
 
 Array = NDArray[np.float32]
 
@@ -57,10 +59,15 @@ def add_gated(total: Array, x: Array, gate_input: Array, gate: Array) -> None:
 class RopeTable:
     """Cosines and sines of the angles of all positions, made a page of positions at a time and kept."""
 
-    def __init__(self, theta: float, dim: int, factors: Array | None) -> None:
+    def __init__(self, theta: float, dim: int, factors: Array | None, yarn: Yarn | None = None) -> None:
         self._frequencies = theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
         if factors is not None:
             self._frequencies = self._frequencies / factors.astype(np.float64)
+        self._scale = 1.0
+        if yarn is not None:
+            kept = _kept_by_yarn(theta, dim, yarn)
+            self._frequencies = self._frequencies * (kept + (1 - kept) / yarn.factor)
+            self._scale = 1 + 0.1 * log(yarn.factor)
         self._pages: dict[int, tuple[Array, Array]] = {}
 
     def at(self, positions: NDArray[np.int64]) -> tuple[Array, Array]:
@@ -75,8 +82,20 @@ class RopeTable:
         if page not in self._pages:
             positions = np.arange(page * PAGE_TOKENS, (page + 1) * PAGE_TOKENS)
             angles = self._frequencies[:, np.newaxis] * positions
-            self._pages[page] = (np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+            cosines, sines = self._scale * np.cos(angles), self._scale * np.sin(angles)
+            self._pages[page] = (cosines.astype(np.float32), sines.astype(np.float32))
         return self._pages[page]
+
+
+def _kept_by_yarn(theta: float, dim: int, yarn: Yarn) -> NDArray[np.float64]:
+    """How much of its frequency each pair keeps: 1 where it turns often in the original context, 0 where hardly once."""
+
+    def pair_that_turns(times: float) -> float:
+        return dim * log(yarn.original_context / (times * 2 * pi)) / (2 * log(theta))
+
+    fast = max(0, floor(pair_that_turns(32)))
+    slow = min(dim - 1, ceil(pair_that_turns(1)))
+    return 1 - np.clip((np.arange(dim // 2) - fast) / max(0.001, slow - fast), 0, 1)
 
 
 def rotate(heads: Array, cosines: Array, sines: Array, style: RopeStyle) -> None:

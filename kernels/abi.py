@@ -22,7 +22,11 @@ class OpKind(IntEnum):
     MATMUL_ADD = 4
     """y = y + W x + b"""
     ROPE = 5
-    """Rotate the first dim features of q and k heads of x in place: pair i turns by position[r] theta^(-2 i / dim) / factor[i]"""
+    """Rotate the first dim features of q and k heads of x in place: pair i turns by position[r] theta^(-2 i / dim) / factor[i]
+
+    With YaRN by that times k + (1 - k) / s, and its length by 1 + 0.1 log s; k falls from 1 to 0 from pair `fast` to pair `slow`,
+    which turn 32 times and once within the original context.
+    """
     KV_APPEND = 6
     """K[layer][position[r]] = k heads of x, V[layer][position[r]] = v heads of x, in the pages of r's sequence"""
     ATTENTION = 7

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from quadjet.engine.errors import ModelFileError
 from quadjet.engine.gguf_file import GgufFile, TensorInfo
-from quadjet.engine.model import DeltaShape, Experts, RopeStyle, load_config, tensor_shapes
+from quadjet.engine.model import DeltaShape, Experts, RopeStyle, Yarn, load_config, tensor_shapes
 from tiny_models import FAMILIES, tiny_model
 
 
@@ -90,7 +90,9 @@ def test_the_head_dimension_follows_from_the_width_if_it_is_not_given(file: Gguf
         ("rope.freq_base", float("nan"), r"freq_base is nan"),
         ("rope.freq_base", float("inf"), r"freq_base is inf"),
         ("rope.freq_base", 0.0, r"freq_base is 0.0"),
-        ("rope.scaling.type", "yarn", r"rope\.scaling\.type is 'yarn', which is not supported"),
+        ("rope.scaling.type", "linear", r"rope\.scaling\.type is 'linear', which is not supported"),
+        ("rope.scaling.type", "yarn", r"rope\.scaling\.factor is missing"),
+        ("rope.scaling.type", 7, r"rope\.scaling\.type is 7, not a text"),
         ("attention.layer_norm_rms_epsilon", None, r"epsilon is missing"),
         ("attention.layer_norm_rms_epsilon", 0.0, r"epsilon is 0.0"),
         ("attention.layer_norm_rms_epsilon", float("nan"), r"epsilon is nan"),
@@ -185,6 +187,7 @@ def test_the_gate_of_the_shared_expert_may_be_a_row(files: dict[str, GgufFile], 
     ("family", "key", "value", "reason"),
     [
         ("qwen3", "attention.key_length", None, r"attention.value_length is 128, but must equal the head dimension 64"),
+        ("qwen3", "rope.scaling.type", np.array([1]), r"rope\.scaling\.type is .* not a text"),
         ("qwen3", "expert_count", 8, r"expert_count, which is not supported"),
         ("qwen3moe", "expert_count", None, r"expert_count is missing"),
         ("qwen3moe", "expert_count", 2**31, r"not a whole number from 1 to 16384"),
@@ -223,3 +226,28 @@ def test_a_value_that_cannot_be_in_its_family_is_refused(
 def test_a_hybrid_must_have_all_its_tensors(files: dict[str, GgufFile], name: str) -> None:
     with pytest.raises(ModelFileError, match=rf"{name} is missing"):
         load_config(changed(files["qwen35"], tensors={name: None}))
+
+
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+
+
+def test_yarn_is_read(files: dict[str, GgufFile]) -> None:
+    assert load_config(changed(files["qwen3"], YARN)).yarn == Yarn(4.0, 32768)
+    keys = YARN | {"rope.scaling.original_context_length": 4096, "rope.scaling.yarn_beta_fast": 32.0}
+    assert load_config(changed(files["qwen3"], keys)).yarn == Yarn(4.0, 4096)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope.scaling.factor", 0.5),
+        ("rope.scaling.factor", float("nan")),
+        ("rope.scaling.original_context_length", 0),
+        ("rope.scaling.yarn_beta_fast", 16.0),
+        ("rope.scaling.attn_factor", 2.0),
+        ("rope.freq_base", 1.0),
+    ],
+)
+def test_yarn_that_cannot_be_is_refused(files: dict[str, GgufFile], key: str, value: float) -> None:
+    with pytest.raises(ModelFileError, match=key):
+        load_config(changed(files["qwen3"], {**YARN, key: value}))

@@ -20,7 +20,7 @@ from tiny_models import FAMILIES
 from tools.synth_gguf import SHAPES, write
 
 ORACLE = Path(__file__).parent.parent / "oracle"
-FLOAT = [f"{family}-F32" for family in FAMILIES]
+FLOAT = [*(f"{family}-F32" for family in FAMILIES), "qwen3-yarn-F32"]
 PROMPT = 'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n'
 
 
@@ -34,7 +34,8 @@ def answers(name: str, folder: Path) -> tuple[NDArray[np.float64], NDArray[np.fl
         "the generator makes other files than the oracle saw"
     )
     with GgufFile.open(path) as file:
-        backend = ReferenceBackend(file, num_pages=32)
+        more = GgufFile(path, {**file.metadata, **made.get("metadata", {})}, file.tensors, np.memmap(path, np.uint8, mode="r"))
+        backend = ReferenceBackend(more, num_pages=32)
     theirs, ours, firsts = [], [], []
     for case in oracle["cases"]:
         logprobs = log_softmax(run(backend, np.array(case["prompt"], np.int32), 64))
