@@ -1,4 +1,4 @@
-"""GGUF container, versions 2 and 3: header read and checked in one pass, tensor bytes memory-mapped.
+"""GGUF container, versions 2 and 3: header read and checked in one pass, tensor bytes memory-mapped. A split model is one file.
 
 The file is untrusted. Every count, length and offset is compared with the bytes that are really there before anything is
 allocated or read, so opening costs time and memory in proportion to the header, and every fault is one ModelFileError.
@@ -7,7 +7,7 @@ allocated or read, so opening costs time and memory in proportion to the header,
 from __future__ import annotations
 
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from .errors import ModelFileError
 from .gguf_reader import MetaValue, Reader
+from .gguf_split import check_part, other_parts
 
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -35,39 +36,55 @@ _LEAST_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # empty name, number of dims, one dim, 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of the file. `shape` is in NumPy order (slowest first), `offset` counts from the start of the file."""
+    """One tensor. `shape` is in NumPy order (slowest first), `offset` counts from the start of the file that is its part."""
 
     name: str
     shape: tuple[int, ...]
     ggml_type: gguf.GGMLQuantizationType
     offset: int
     nbytes: int
+    part: int = 0
 
 
 class GgufFile:
     """An open model file. Views from `raw` stay valid after `close`, which only drops this object's own reference."""
 
     def __init__(
-        self, path: Path, metadata: dict[str, MetaValue], tensors: dict[str, TensorInfo], data: NDArray[np.uint8]
+        self,
+        path: Path,
+        metadata: dict[str, MetaValue],
+        tensors: dict[str, TensorInfo],
+        *data: NDArray[np.uint8],
     ) -> None:
+        """`data` is the bytes of each part."""
         self.path = path
         self.metadata = metadata
         self.tensors = tensors
-        self._data: NDArray[np.uint8] | None = data
+        self._data: tuple[NDArray[np.uint8], ...] | None = data
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
-        """Map and check `path`. Raises ModelFileError for whatever is wrong with it."""
-        data = _map(path)
-        metadata, tensors = _read_header(Reader(data, path))
-        return cls(path, metadata, tensors, data)
+        """Map and check `path` and, if it is the first part of a split model, the others. ModelFileError for what is wrong."""
+        data = [_map(path)]
+        metadata, tensors = _read_header(Reader(data[0], path))
+        others = other_parts(path, metadata)
+        for number, part in enumerate(others, start=1):
+            data.append(_map(part))
+            reader = Reader(data[-1], part)
+            its_metadata, its_tensors = _read_header(reader)
+            check_part(part, its_metadata, number, len(others) + 1)
+            for name, info in its_tensors.items():
+                if name in tensors:
+                    reader.refuse(f"tensor {name!r} is in another part, too")
+                tensors[name] = replace(info, part=number)
+        return cls(path, metadata, tensors, *data)
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The tensor's bytes as stored: a read-only view [nbytes] of the mapped file."""
         if self._data is None:
             raise ValueError(f"{self.path} is closed")
         info = self.tensors[name]
-        return self._data[info.offset : info.offset + info.nbytes]
+        return self._data[info.part][info.offset : info.offset + info.nbytes]
 
     def close(self) -> None:
         self._data = None

@@ -245,7 +245,6 @@ MTP_OPTIONAL = ("nextn.shared_head_norm.weight", "nextn.embed_tokens.weight", "n
 
 def _config(meta: Metadata) -> ModelConfig:
     family = FAMILIES[meta.family]
-    meta.refuse_split()
     meta.refuse_used("attention.sliding_window", *(() if family.has_experts else ("expert_count",)))
     hidden = meta.whole("embedding_length", 1, MAX_WIDTH)
     heads, kv_heads = _heads(meta, family)

@@ -118,11 +118,6 @@ class Metadata:
                 self.refuse(f"{key} says {_short(claim)} tokens, but token_embd.weight has {rows} rows")
         return rows
 
-    def refuse_split(self) -> None:
-        count = self.values.get("split.count", 0)
-        if not isinstance(count, int) or not 0 <= count <= 1:
-            self.refuse("it is one part of a model split over several files; join them with `llama-gguf-split --merge`")
-
     def refuse_used(self, *names: str) -> None:
         """Refuse keys that would change the results if they were ignored."""
         for name in names:

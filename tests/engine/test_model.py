@@ -103,7 +103,6 @@ def test_the_head_dimension_follows_from_the_width_if_it_is_not_given(file: Gguf
         ("vocab_size", 1000, r"vocab_size says 1000 tokens, but token_embd\.weight has 1024 rows"),
         ("=tokenizer.ggml.tokens", ["a"], r"tokenizer\.ggml\.tokens says 1 tokens"),
         ("=tokenizer.ggml.tokens", 7, r"tokenizer\.ggml\.tokens says None tokens"),
-        ("=split.count", 2, r"one part of a model split"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(file: GgufFile, key: str, value: object, reason: str) -> None:
