@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from .backend import TokenSampling
-from .channel import RemoveSource
 from .chat import ContextOverflowError, FinishReason, Message, ModelError, Reply, SamplingParams, SourceKind, ToolSpec, Usage
 from .client import EngineClient, EngineSettings, GenerateRequest, ProgressCallback, TokenEvent
 from .draft_text import DraftTexts
@@ -36,7 +35,7 @@ class LocalChatModel:
         # What the model saw and wrote under each key. Its own cut into tokens is kept in the next prompt, or the cache is lost.
         self._transcripts: OrderedDict[str, list[int]] = OrderedDict()
         self._texts = DraftTexts(tokenizer.encode)
-        client.on_source_gone = self._texts.forget
+        client.on_source_gone = self._texts.source_gone
         self._source_lock = asyncio.Lock()
 
     @classmethod
@@ -106,15 +105,14 @@ class LocalChatModel:
     async def update_source(self, name: str, text: str, kind: SourceKind = "document") -> None:
         """Replies may copy from `text` from here on, as ChatModel says."""
         async with self._source_lock:  # changes reach the engine in the order in which they were made
-            change = await asyncio.to_thread(self._texts.change, name, kind, text)
-            if change is not None:
+            for change in await asyncio.to_thread(self._texts.change, name, kind, text):
                 self._client.update_source(change)
 
     async def remove_source(self, name: str) -> None:
         """Forget what `update_source` brought under this name."""
         async with self._source_lock:
-            self._texts.forget(name)
-            self._client.update_source(RemoveSource(name))
+            for change in self._texts.remove(name):
+                self._client.update_source(change)
 
     async def close(self) -> None:
         """End the engine process and the template's."""

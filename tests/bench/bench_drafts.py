@@ -2,7 +2,7 @@
 
 .venv/bin/python tests/bench/bench_drafts.py MODEL.gguf [TOKENS]
 
-Each of 24 transcripts is about a function of Python's own library and is answered greedily by the model, four at a time. The
+Each of 30 transcripts is about a function of Python's own library and is answered greedily by the model, four at a time. The
 module of the function is an open document. Counts of tokens and steps do not depend on the machine; times do.
 """
 
@@ -33,7 +33,7 @@ from quadjet.engine.tokenizer import Tokenizer
 
 CONTEXT = 4096
 BATCH = 4
-KINDS = ("sequence", "document")
+KINDS = ("sequence", "document", "document_json")
 EDIT_FILE = ToolSpec(
     "edit_file",
     "Replace lines of a file.",
@@ -48,6 +48,21 @@ EDIT_FILE = ToolSpec(
         "additionalProperties": False,
     },
 )
+REWRITE_FUNCTION = ToolSpec(
+    "rewrite_function",
+    "Replace a Python function.",
+    {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "maxLength": 300},
+            "name": {"type": "string", "maxLength": 100},
+            "code": {"type": "string", "maxLength": 3000, "description": "the whole corrected function, from def on"},
+        },
+        "required": ["path", "name", "code"],
+        "additionalProperties": False,
+    },
+)
+TOOLS = {"small edit, by lines": EDIT_FILE, "small edit, by function": REWRITE_FUNCTION}
 
 
 class Case(NamedTuple):
@@ -58,6 +73,14 @@ class Case(NamedTuple):
 
 
 REWRITE = "Answer with the whole function in one code block and nothing else."
+SMALL_EDITS = [
+    ("statistics:harmonic_mean", "Make the error message say that the data is empty."),
+    ("shutil:copyfileobj", "Let the default length be 65536."),
+    ("glob:escape", "Add a line to the docstring that says that bytes work too."),
+    ("textwrap:shorten", "Collapse the whitespace in a variable named `collapsed` first."),
+    ("calendar:monthrange", "Raise ValueError instead of IllegalMonthError."),
+    ("json:load", "Rename the parameter `fp` to `file`."),
+]
 CASES = [
     Case("file rewrite", "textwrap:dedent", f"Rename `lines` to `rows` everywhere. {REWRITE}"),
     Case("file rewrite", "bisect:bisect_right", f"Rename `mid` to `middle`. {REWRITE}"),
@@ -65,12 +88,7 @@ CASES = [
     Case("file rewrite", "shlex:join", f"Add type annotations. {REWRITE}"),
     Case("file rewrite", "difflib:get_close_matches", f"Rename `result` to `found` and drop the docstring. {REWRITE}"),
     Case("file rewrite", "fnmatch:filter", f"Rename `names` to `file_names`. {REWRITE}"),
-    Case("small edit", "statistics:harmonic_mean", "Make the error message say that the data is empty."),
-    Case("small edit", "shutil:copyfileobj", "Let the default length be 65536."),
-    Case("small edit", "glob:escape", "Add a line to the docstring that says that bytes work too."),
-    Case("small edit", "textwrap:shorten", "Collapse the whitespace in a variable named `collapsed` first."),
-    Case("small edit", "calendar:monthrange", "Raise ValueError instead of IllegalMonthError."),
-    Case("small edit", "json:load", "Rename the parameter `fp` to `file`."),
+    *(Case(kind, target, wish) for kind in TOOLS for target, wish in SMALL_EDITS),
     Case("new code", "heapq:heapreplace", "Write a function `heappeek(heap)` in the style of this one, with a docstring."),
     Case("new code", "bisect:insort_right", "Write `index(a, x)`, which finds the leftmost x or raises ValueError."),
     Case("new code", "statistics:median_low", "Write a function `midrange(data)` like this one."),
@@ -113,20 +131,18 @@ class Model:
         self.compiler = GrammarCompiler(self.tokenizer)
 
     def sequence(self, number: int, case: Case, max_tokens: int) -> Sequence:
-        is_edit = case.kind == "small edit"
+        tools = [TOOLS[case.kind]] if case.kind in TOOLS else []
         name, code = case.target.split(":")[0], function_source(case)
         text = f"{case.wish}\n\nFile {name}.py:\n```python\n{code}\n```"
-        tools = [EDIT_FILE] if is_edit else []
         prompt = self.template.render([Message("user", text)], tools)
-        matcher = self.compiler.compile(self.template.dialect.tool_grammar(tools)) if is_edit else None
+        matcher = self.compiler.compile(self.template.dialect.tool_grammar(tools)) if tools else None
         return Sequence(number, list(prompt), len(prompt), max_tokens, matcher=matcher)
 
     def run(self, cases: list[Case], max_tokens: int) -> Total:
         """All cases of one kind, four at a time, with an index of their own."""
         lookup, texts = PromptLookup(), DraftTexts(self.tokenizer.encode)
         for name in {case.target.split(":")[0] for case in cases}:
-            change = texts.change(name, "document", module_source(name))
-            if change is not None:
+            for change in texts.change(name, "document", module_source(name)):
                 lookup.update(change)
         vocabulary = Vocabulary(self.tokenizer.vocab_size, self.tokenizer.eog_ids, self.tokenizer.unused_ids)
         engine = Engine(self.backend, vocabulary, context=CONTEXT, max_sequences=BATCH, drafts=lookup)
@@ -159,8 +175,8 @@ def function_source(case: Case) -> str:
 
 def measure_acceptance(path: Path, max_tokens: int) -> None:
     model = Model(path)
-    print("\n| asked for | transcripts | tokens | tokens/step | drafts | right | of the sequence | of documents |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("\n| asked for | replies | tokens | per step | drafts | right | of the sequence | of documents | of the same in JSON |")
+    print("|---|---|---|---|---|---|---|---|---|")
     try:
         for kind in dict.fromkeys(case.kind for case in CASES):
             print(row(model.run([case for case in CASES if case.kind == kind], max_tokens)), flush=True)
@@ -197,12 +213,12 @@ def measure_keystrokes(path: Path, num_lines: int = 10_000, count: int = 300) ->
     for name, places in (("at one place", at_one_place), ("anywhere", anywhere)):
         lookup, texts = PromptLookup(), DraftTexts(tokenizer.encode)
         start = time.thread_time()
-        change = texts.change("file", "document", text)
-        assert change is not None
-        lookup.update(change)
+        changes = texts.change("file", "document", text)
+        for change in changes:
+            lookup.update(change)
         first_s = time.thread_time() - start
         rows.append(f"| {name} | {' | '.join(f'{ms:.2f}' for ms in keystrokes(texts, lookup, text, places))} |")
-        size = f"{num_lines} lines, {len(text)} characters, {len(change.tokens)} tokens, first time {first_s:.2f} s"
+        size = f"{num_lines} lines, {len(text)} characters, {len(changes[0].tokens)} tokens, first time {first_s:.2f} s"
     print(f"{size}, index {lookup.stats()['draft_bytes'] / 1e6:.1f} MB; milliseconds of CPU time")
     print("| keystrokes | text to message: median | 99 % | index: median | 99 % |")
     print("|---|---|---|---|---|", *rows, sep="\n", flush=True)
@@ -213,11 +229,11 @@ def keystrokes(texts: DraftTexts, lookup: PromptLookup, text: str, places: Itera
     for n, place in enumerate(places):
         text = text[:place] + "self.x = "[n % 9] + text[place:]
         begin = time.thread_time()
-        change = texts.change("file", "document", text)
-        assert change is not None
-        encode(change)
+        changes = texts.change("file", "document", text)
+        for change in changes:
+            encode(change)
         sent = time.thread_time()
-        gone = lookup.update(change)
+        gone = [name for change in changes for name in lookup.update(change)]
         times.append((sent - begin, time.thread_time() - sent))
         assert not gone
     return [float(np.percentile([t[i] for t in times], share)) * 1e3 for i in (0, 1) for share in (50, 99)]

@@ -227,17 +227,17 @@ async def test_texts_to_copy_from_reach_the_engine_and_change_no_reply(model: Lo
     again = await model.complete(USER, params=params(max_tokens=60))
     assert again.message.content == plain.message.content
     stats = await model.client.stats()
-    assert stats["draft_sources"] == 2
+    assert stats["draft_sources"] == 4  # each as it is, and as in JSON
     assert stats["draft_document_accepted"] > 0
     await model.remove_source("said")
     await model.remove_source("never there")
-    assert (await model.client.stats())["draft_sources"] == 1
+    assert (await model.client.stats())["draft_sources"] == 2
 
 
 async def test_a_text_that_the_engine_does_not_have_is_sent_whole(model: LocalChatModel) -> None:
     await model.update_source("a", "one\ntwo\n")
-    model.client.update_source(RemoveSource("a"))  # as if its memory had been needed
+    model.client.update_source(RemoveSource("text:a"))  # as if its memory had been needed
     await model.update_source("a", "one\ntwo\nthree\n")  # a change to what is not there: the engine says so
     await model.client.stats()
     await model.update_source("a", "one\ntwo\nthree\nfour\n")
-    assert (await model.client.stats())["draft_sources"] == 1
+    assert (await model.client.stats())["draft_sources"] == 2
