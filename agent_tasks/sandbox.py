@@ -151,7 +151,8 @@ class Sandbox:
                 await asyncio.shield(_settle(process, reader, inherited))
             exit_code = inherited.report().get("exit-code")
         if exit_code is None:
-            if not timed_out and output.total <= self.limits.max_output_bytes:
+            # bubblewrap exits when it cannot make a sandbox. Killed, by us or for want of memory, it took the command along.
+            if process.returncode is not None and process.returncode >= 0:
                 reason = output.text().strip() or f"bubblewrap ended with {process.returncode}"
                 raise SandboxUnavailable(f"the command could not be started in the sandbox: {reason}", _fix_for(reason))
             exit_code = 128 + signal.SIGKILL

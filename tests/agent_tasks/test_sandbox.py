@@ -6,6 +6,7 @@ import inspect
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -209,6 +210,19 @@ async def test_cancelling_kills_everything(sandbox: Sandbox, snapshot: Snapshot)
         await run
     assert time.monotonic() - start < 2
     assert _alive("987653") == []
+
+
+async def test_a_command_killed_from_outside_has_run_and_failed(sandbox: Sandbox, snapshot: Snapshot) -> None:
+    """As the kernel does it when memory runs out."""
+    started = asyncio.Event()
+    command = ["/bin/sh", "-c", "echo started; sleep 60"]
+    running = asyncio.create_task(sandbox.run(command, worktree=snapshot.path, on_output=lambda line: started.set()))
+    await started.wait()
+    find = ["pgrep", "-P", str(os.getpid()), "bwrap"]
+    for pid in subprocess.run(find, capture_output=True, text=True, check=True).stdout.split():  # noqa: ASYNC221
+        os.kill(int(pid), signal.SIGKILL)
+    result = await running
+    assert (result.exit_code, result.output, result.timed_out) == (137, "started\n", False)
 
 
 async def test_the_death_of_the_daemon_ends_the_command(sandbox: Sandbox, snapshot: Snapshot) -> None:
