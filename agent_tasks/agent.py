@@ -106,12 +106,16 @@ class Agent:
             tools=self.toolbox.specs,
             tool_choice="auto" if is_free else "required",
             params=SamplingParams(max_tokens=self.limits.max_tokens),
+            on_progress=self._held_up,
             key=self.key,
         )
         self.turns += 1
         number, usage = self.turns_before + self.turns, reply.usage
         self.emit("turn", {"number": number, **asdict(usage)}, turns=number)
         await self._take(reply.message, reply.finish_reason)
+
+    def _held_up(self, message: str, done: int, total: int) -> None:
+        self.emit("progress", {"message": message, "done": done, "total": total}, message=message)
 
     async def _take(self, message: Message, finish_reason: FinishReason) -> None:
         cut_off = finish_reason is FinishReason.LENGTH

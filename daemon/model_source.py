@@ -1,4 +1,4 @@
-"""The daemon's one model: loaded when a task first needs it, started again after its process died."""
+"""The daemon's one model: loaded when a task first needs it, and afresh for the next task after its engine gave up."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class EngineSource:
         self._lock = asyncio.Lock()
         self._model: LocalChatModel | None = None
         self._listeners: set[ProgressCallback] = set()
+        self._past_restarts = 0
+        """Of engines that gave up."""
 
     async def __call__(self, on_progress: ProgressCallback, /) -> ChatModel:
         """The model. Whoever waits while it loads hears of the progress. Raises ModelError if it cannot be had."""
@@ -42,13 +44,20 @@ class EngineSource:
     async def close(self) -> None:
         if self._model is not None:
             model, self._model = self._model, None
+            self._past_restarts += model.client.num_restarts
             await model.close()
 
     def status(self) -> dict[str, Any]:
         if self._model is None:
-            return {"name": self._config.model, "loaded": False}
-        info = self._model.client.info
-        return {"name": self._config.model, "loaded": True, "backend": info.backend, "context": info.context}
+            return {"name": self._config.model, "loaded": False, "engine restarts": self._past_restarts}
+        client = self._model.client
+        return {
+            "name": self._config.model,
+            "loaded": client.failure is None,
+            "backend": client.info.backend,
+            "context": client.info.context,
+            "engine restarts": self._past_restarts + client.num_restarts,
+        }
 
     async def _load(self) -> LocalChatModel:
         path = await asyncio.to_thread(self._models.resolve, self._config.model)

@@ -9,6 +9,9 @@ from typing import Any, Literal, Protocol
 
 from .errors import QuadjetError
 
+ProgressCallback = Callable[[str, int, int], None]
+"""message, done, total"""
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 SourceKind = Literal["document", "agent"]
@@ -119,13 +122,15 @@ class ChatModel(Protocol):
         tool_choice: Literal["none", "auto", "required"] = "auto",
         params: SamplingParams | None = None,
         on_text: Callable[[str], None] | None = None,
+        on_progress: ProgressCallback | None = None,
         key: str = "",
     ) -> Reply:
         """The next assistant message.
 
         tool_choice "required": the reply is locked by grammar to exactly one call of one of `tools` from its first token.
         "auto": text is free; a native, fenced or bare call of a known tool in it is returned in `message.tool_calls`.
-        `key` names the transcript's owner (a task id): its cache is looked up first. `on_text` gets text as it streams.
+        `key` names the transcript's owner (a task id): its cache is looked up first. `on_text` gets text as it streams,
+        `on_progress` what holds the reply up: an engine that died and is started again.
         Raises ContextOverflowError before computing anything, ModelError when the engine fails.
         """
         ...

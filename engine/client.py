@@ -50,12 +50,10 @@ from .channel import (
     encode,
     receive_message,
 )
+from .chat import ProgressCallback
 from .errors import EngineDiedError, EngineError, ModelFileError
 from .heartbeat import INTERVAL_S
 from .sampling import validate
-
-ProgressCallback = Callable[[str, int, int], None]
-"""message, done, total"""
 
 _STDERR_LINES = 30
 _STDERR_LINE = 500
@@ -178,7 +176,13 @@ class EngineClient:
             raise
         finally:
             theirs.close()
-        client = cls(settings, process, *await asyncio.open_unix_connection(sock=ours))
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        client = cls(settings, process, reader, writer)
         try:
             client.info = await client._load(on_progress)
         except BaseException:  # a cancelled start must not leave a process behind either

@@ -11,11 +11,23 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from .backend import TokenSampling
-from .chat import ContextOverflowError, FinishReason, Message, ModelError, Reply, SamplingParams, SourceKind, ToolSpec, Usage
-from .client import EngineClient, EngineSettings, GenerateRequest, ProgressCallback, TokenEvent
+from .chat import (
+    ContextOverflowError,
+    FinishReason,
+    Message,
+    ModelError,
+    ProgressCallback,
+    Reply,
+    SamplingParams,
+    SourceKind,
+    ToolSpec,
+    Usage,
+)
+from .client import EngineSettings, GenerateRequest, TokenEvent
 from .draft_text import DraftTexts
-from .errors import EngineError
+from .errors import EngineError, ModelFileError
 from .gguf_file import GgufFile
+from .supervisor import EngineSupervisor
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
 
@@ -25,9 +37,9 @@ OnText = Callable[[str], None]
 
 
 class LocalChatModel:
-    """One model in one engine process. Make one with `load`, end it with `close`."""
+    """One model in one engine, which survives its process. Make one with `load`, end it with `close`."""
 
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate, name: str) -> None:
+    def __init__(self, client: EngineSupervisor, tokenizer: Tokenizer, template: ChatTemplate, name: str) -> None:
         self._client = client
         self._tokenizer = tokenizer
         self._template = template
@@ -43,7 +55,7 @@ class LocalChatModel:
         """Read the file's vocabulary and template, then start the engine. ModelFileError or EngineError says what is wrong."""
         tokenizer, template = await asyncio.to_thread(_read_text_parts, settings.model_path)
         try:
-            client = await EngineClient.start(settings, on_progress)
+            client = await EngineSupervisor.start(settings, on_progress)
         except BaseException:
             template.close()
             raise
@@ -59,8 +71,8 @@ class LocalChatModel:
         return self._client.info.context
 
     @property
-    def client(self) -> EngineClient:
-        """The engine itself: statistics, logits, and what ended it."""
+    def client(self) -> EngineSupervisor:
+        """The engine itself: statistics, restarts, and what ended it."""
         return self._client
 
     @property
@@ -79,6 +91,7 @@ class LocalChatModel:
         tool_choice: Literal["none", "auto", "required"] = "auto",
         params: SamplingParams | None = None,
         on_text: OnText | None = None,
+        on_progress: ProgressCallback | None = None,
         key: str = "",
     ) -> Reply:
         """The next assistant message, as ChatModel says. A required call is not text: `on_text` hears nothing of it."""
@@ -96,8 +109,8 @@ class LocalChatModel:
         )
         stops = () if is_required else (*params.stop, *self._template.dialect.stops)
         try:
-            generated = await self._generate(request, StopText(stops), None if is_required else on_text)
-        except EngineError as error:
+            generated = await self._generate(request, StopText(stops), None if is_required else on_text, on_progress)
+        except (EngineError, ModelFileError) as error:
             raise ModelError(error.message, error.fix) from error
         self._remember(key, [*prompt, *generated.tokens])
         return self._reply(generated, () if tool_choice == "none" else tools, is_required)
@@ -132,7 +145,9 @@ class LocalChatModel:
         if len(self._transcripts) > _MAX_TRANSCRIPTS:
             self._transcripts.popitem(last=False)
 
-    async def _generate(self, request: GenerateRequest, stop: StopText, on_text: OnText | None) -> _Generated:
+    async def _generate(
+        self, request: GenerateRequest, stop: StopText, on_text: OnText | None, on_progress: ProgressCallback | None
+    ) -> _Generated:
         result = _Generated()
         stream = self._tokenizer.stream()
 
@@ -143,7 +158,7 @@ class LocalChatModel:
                     on_text(text)
 
         is_over = False
-        async with contextlib.aclosing(self._client.generate(request)) as events:
+        async with contextlib.aclosing(self._client.generate(request, on_progress)) as events:
             async for event in events:
                 if event.token is None:
                     result.last = event

@@ -11,6 +11,7 @@ from quadjet.engine.chat import (
     ContextOverflowError,
     FinishReason,
     Message,
+    ProgressCallback,
     Reply,
     SamplingParams,
     SourceKind,
@@ -65,6 +66,7 @@ class ScriptedModel:
         tool_choice: Literal["none", "auto", "required"] = "auto",
         params: SamplingParams | None = None,
         on_text: Callable[[str], None] | None = None,
+        on_progress: ProgressCallback | None = None,
         key: str = "",
     ) -> Reply:
         self.prompts.append(list(messages))

@@ -42,6 +42,7 @@ class FollowingModel:
         tool_choice: Literal["none", "auto", "required"] = "auto",
         params: SamplingParams | None = None,
         on_text: Callable[[str], None] | None = None,
+        on_progress: Callable[[str, int, int], None] | None = None,
         key: str = "",
     ) -> Reply:
         step = self._step(messages)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -182,13 +183,49 @@ async def test_cancelling_a_reply_frees_its_sequence(model: LocalChatModel) -> N
     assert (after["running"], after["pages_used"]) == (0, 0)
 
 
-async def test_a_dead_engine_is_a_model_error(model: LocalChatModel) -> None:
-    task = asyncio.create_task(model.complete(USER, params=params(max_tokens=1900)))
-    while (await model.client.stats())["running"] == 0:
+async def test_a_reply_survives_its_engine_process_to_the_letter(model: LocalChatModel) -> None:
+    wanted = params(2, max_tokens=120)
+    calm = await model.complete(USER, params=wanted)
+    at = len(calm.message.content) * 2 // 3
+    wanted = replace(wanted, stop=(calm.message.content[at : at + 3],))
+    calm = await model.complete(USER, params=wanted)
+    heard: list[str] = []
+    told: list[str] = []
+
+    def kill_once(text: str) -> None:
+        heard.append(text)
+        if len(heard) == 5:
+            os.kill(model.client.pid, signal.SIGKILL)
+
+    reply = await model.complete(USER, params=wanted, on_text=kill_once, on_progress=lambda message, *_: told.append(message))
+    assert (reply.message, reply.finish_reason) == (calm.message, calm.finish_reason)
+    assert "".join(heard) == calm.message.content
+    assert reply.usage.completion_tokens == calm.usage.completion_tokens
+    assert model.client.num_restarts == 1
+    assert told[0] == "the engine died and is started again"
+
+
+async def test_a_tool_call_survives_its_engine_process(model: LocalChatModel) -> None:
+    wanted = params(3, max_tokens=200)
+    calm = await model.complete(USER, tools=[READ, FINISH], tool_choice="required", params=wanted)
+    task = asyncio.create_task(model.complete(USER, tools=[READ, FINISH], tool_choice="required", params=wanted))
+    before = await model.client.stats()
+    while (await model.client.stats())["generated_tokens"] < before["generated_tokens"] + 5:
         pass
     os.kill(model.client.pid, signal.SIGKILL)
-    with pytest.raises(ModelError, match="SIGKILL"):
-        await task
+    assert (await task).message == calm.message
+
+
+async def test_an_engine_that_cannot_be_started_again_is_a_model_error(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path)
+    model = await LocalChatModel.load(EngineSettings(path, context=2048))
+    try:
+        path.unlink()
+        os.kill(model.client.pid, signal.SIGKILL)
+        with pytest.raises(ModelError, match=path.name):
+            await model.complete(USER)
+    finally:
+        await model.close()
 
 
 async def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
