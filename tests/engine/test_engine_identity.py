@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from quadjet.engine.backend import TokenSampling
 from quadjet.engine.channel import Done, LogitsRows, Token
+from quadjet.engine.draft import DraftSource
 from quadjet.engine.engine import Engine, Event, Vocabulary
 from quadjet.engine.gguf_file import GgufFile
 from quadjet.engine.reference import ReferenceBackend
@@ -27,9 +29,35 @@ def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         yield file
 
 
-def make(file: GgufFile, max_rows: int = 64, max_sequences: int = 4) -> Engine:
+class HalfRight:
+    """Drafts that follow what is known to come for a random number of tokens, then something else."""
+
+    def __init__(self, seed: int) -> None:
+        self.known: dict[int, list[int]] = {}
+        self._random = np.random.default_rng(seed)
+        self.num_drafted = self.num_accepted = 0
+
+    def propose(self, sequences: Items[Sequence], room: int) -> list[list[int]]:
+        return [self._drafts(s, room // max(1, len(sequences))) for s in sequences]
+
+    def _drafts(self, sequence: Sequence, room: int) -> list[int]:
+        right = self.known[sequence.id][sequence.num_generated :][: int(self._random.integers(0, 6))]
+        return [*right, *prompt(int(self._random.integers(0, 3)), int(self._random.integers(100)))][:room]
+
+    def observe(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+
+def make(file: GgufFile, max_rows: int = 64, max_sequences: int = 4, drafts: DraftSource | None = None) -> Engine:
     backend = ReferenceBackend(file, num_pages=4 * CONTEXT // 64, max_rows=max_rows, num_checkpoints=16)
-    return Engine(backend, NO_END, context=CONTEXT, max_sequences=max_sequences)
+    return Engine(backend, NO_END, context=CONTEXT, max_sequences=max_sequences, drafts=drafts)
 
 
 def prompt(length: int, seed: int = 1) -> list[int]:
@@ -120,3 +148,23 @@ def test_company_that_comes_and_goes_changes_nothing(model_file: GgufFile) -> No
         events += engine.step()
         events += engine.cancel(i) if i % 2 else []
     assert_same(outcome(events + drain(engine), 1), alone)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_drafts_chunks_company_and_the_cache_change_nothing_together(model_file: GgufFile, seed: int) -> None:
+    """Two turns of four agents, some with a common beginning, against each of them cold and alone."""
+    random = np.random.default_rng(seed)
+    prompts = {i: prompt(70) * (i % 2) + prompt(int(random.integers(1, 90)), seed=i) for i in range(4)}
+    drafts, num_new = HalfRight(seed), dict[int, int]()
+    engine = make(model_file, int(random.integers(4, 40)), drafts=drafts)
+    for turn in range(2):
+        alone = {i: outcome(drain(make(model_file), sequence(i, tokens, 12)), i) for i, tokens in prompts.items()}
+        drafts.known = {i: tokens for i, (tokens, _) in alone.items()}
+        together = drain(engine, *[sequence(i, tokens, 12) for i, tokens in prompts.items()])
+        for i, expected in alone.items():
+            assert_same(outcome(together, i), expected)
+            # All that was computed before: the last token of an answer was not.
+            assert turn == 0 or cached(together, i) == len(prompts[i]) - num_new[i] - 1
+        num_new = {i: int(random.integers(1, 30)) for i in prompts}
+        prompts = {i: [*prompts[i], *drafts.known[i], *prompt(num_new[i], seed=i + 10)] for i in prompts}
+    assert 0 < drafts.num_accepted < drafts.num_drafted
