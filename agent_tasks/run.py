@@ -129,6 +129,8 @@ class TaskRun:
     async def _loop(self, kind: Kind, bench: Workbench, checkpoint: dict[str, Any], transcript: list[Message]) -> Ending:
         model = await self.model_source(self._progress)
         self.drafts.attach(model)
+        with contextlib.suppress(TaskError):  # a folder, or what no tool may read either: there is just nothing to copy from
+            bench.seen(bench.target, await asyncio.to_thread(bench.read, bench.target))
         self._progress(f"{model.name} is working")
         task = self.desk.current()
         agent = Agent(

@@ -22,8 +22,8 @@ OWN = "sequence"
 """The kind of drafts that come from the sequence itself; other kinds are named by who adds the text."""
 MAX_SOURCE_BYTES = 64 * 2**20
 """Of the indexes of all sources, about 30 bytes a token. The least recently used go first."""
-MAX_SOURCES = 256
-"""Each costs a look for each sequence in every step."""
+MAX_SOURCES = 128
+"""Each costs some 4 us for each sequence in every step."""
 
 _MIN_CHANCE = 0.05
 """A draft that is less likely to count is not computed: its column is free, its attention is not."""

@@ -116,16 +116,19 @@ async def test_a_text_that_no_model_could_write_is_left_out(workspace: Workspace
 
 
 async def test_a_task_feeds_the_file_that_it_edits_until_it_is_over(sample: Path, state: Path) -> None:
-    gate = asyncio.Event()
+    before, after = asyncio.Event(), asyncio.Event()
     edit = call("edit_file", path="shop/report.py", search="if name == None:", replace="if name is None:")
-    model = ScriptedModel([edit, gate])
+    model = ScriptedModel([before, edit, after])
     async with open_harness(state, sample, model) as harness:
         harness.workspace.open(sample / "README.md", "typed\n", 1, EDITOR)
         task = await harness.send("cleanup", "shop/report.py")
         await model.waiting.wait()
         await settle()
+        assert "if name == None:" in model.sources[f"{task.id}:shop/report.py"]
+        before.set()
+        while "if name is None:" not in model.sources[f"{task.id}:shop/report.py"]:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
         assert model.sources[str(sample / "README.md")] == "typed\n"
-        assert "if name is None:" in model.sources[f"{task.id}:shop/report.py"]
         await harness.manager.stop(task.id)
         await settle()
         assert list(model.sources) == [str(sample / "README.md")]
