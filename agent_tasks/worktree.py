@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -25,6 +25,8 @@ from .policy import protected_reason
 from .staging import LeftOut, SnapshotLimits, open_store, stage
 
 _STORES = ".stores"
+_UNFINISHED = "objects/*/tmp_*"
+"""What git leaves in a store when it fails or is killed."""
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _DELETE_TRIES = 20
 _HEAVY = (".venv", "venv", "node_modules")
@@ -130,6 +132,7 @@ async def remove_leftovers_of(worktrees: Path, task_id: str) -> None:
 
 async def _create(root: Path, folder: Path, worktrees: Path, overlays: Mapping[Path, bytes], limits: SnapshotLimits) -> Snapshot:
     task_id, scratch = folder.name, folder / "scratch"
+    store: Path | None = None
     done = False
     try:
         store = await open_store(root, worktrees / _STORES)
@@ -143,7 +146,32 @@ async def _create(root: Path, folder: Path, worktrees: Path, overlays: Mapping[P
         return snapshot
     finally:
         if not done:
-            await asyncio.shield(remove_leftovers_of(worktrees, task_id))
+            await asyncio.shield(_clean_up(worktrees, task_id, store))
+
+
+async def _clean_up(worktrees: Path, task_id: str, store: Path | None) -> None:
+    """After a snapshot that failed: it leaves nothing that would keep a full disk full."""
+    await remove_leftovers_of(worktrees, task_id)
+    if store is not None:
+        await asyncio.to_thread(_delete_all, _abandoned(worktrees, task_id, store))
+
+
+def _abandoned(worktrees: Path, task_id: str, store: Path) -> list[Path]:
+    """What of a store nobody needs: unfinished files, or all of it. Runs on the event loop, where snapshots begin: none of them
+    may come between the look and the rename."""
+    if any(worktrees.glob("*/scratch")):
+        return []  # another snapshot is being made, and may be writing into this store
+    if any((store / "worktrees").glob("*")):
+        return list(store.glob(_UNFINISHED))
+    return [store.rename(store.with_name(f".old-{task_id}"))]
+
+
+def _delete_all(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            _delete(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _git_dir(store: Path, task_id: str) -> Path:
@@ -201,6 +229,7 @@ def _remove_leftovers(worktrees: Path, keep: frozenset[str]) -> list[str]:
     for path in (worktrees / _STORES).glob("*"):
         if path not in used:
             _delete(path)
+    _delete_all((worktrees / _STORES).glob(f"*.git/{_UNFINISHED}"))
     for git_dir in (worktrees / _STORES).glob("*.git/worktrees/*"):
         if git_dir.name not in keep:
             _delete(git_dir)

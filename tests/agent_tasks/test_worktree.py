@@ -339,6 +339,16 @@ async def test_two_snapshots_at_once(root: Path, tmp_path: Path) -> None:
     assert [contents(snapshot.path) for snapshot in made] == [EXPECTED] * 4
 
 
+async def test_a_snapshot_that_fails_harms_no_other_that_is_being_made(root: Path, tmp_path: Path) -> None:
+    state, small = tmp_path / "state", SnapshotLimits(max_files=1)
+    failing = [create_snapshot(root, f"small{number}", state, {}, small) for number in range(3)]
+    made, *failed = await asyncio.gather(create_snapshot(root, "t1", state, {}), *failing, return_exceptions=True)
+    assert [type(error) for error in failed] == [TaskError] * 3
+    assert isinstance(made, worktree.Snapshot), made
+    assert contents(made.path) == EXPECTED
+    assert (await made.changes()).files == []
+
+
 async def test_a_task_has_one_worktree(root: Path, tmp_path: Path) -> None:
     await create_snapshot(root, "t1", tmp_path / "state", {})
     with pytest.raises(TaskError, match="has a worktree already"):
@@ -364,8 +374,11 @@ async def test_leftovers_are_removed_and_kept_tasks_stay(root: Path, tmp_path: P
     (dead.path / "locked").mkdir(mode=0o000)
     write(tmp_path / "other", {"x": b"x"})
     await create_snapshot(tmp_path / "other", "gone", tmp_path / "state", {})
+    unfinished = kept.git_dir.parent.parent / "objects" / "fe" / "tmp_obj_1"
+    write(unfinished.parent, {unfinished.name: b"of a git that was killed"})
     assert await remove_leftovers(tmp_path / "state", keep=["kept"]) == ["dead", "gone"]
     assert contents(kept.path) == EXPECTED
+    assert not unfinished.exists()
     assert len(list((tmp_path / "state" / ".stores").iterdir())) == 1
     assert await remove_leftovers(tmp_path / "state", keep=[]) == ["kept"]
 
@@ -471,7 +484,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     [(os.urandom(3_000_000), "No space left"), (b"a" * 3_000_000, "unable to write file 'large'")],
     ids=["when it is stored", "when it is checked out"],
 )
-async def test_a_full_disk_is_named_and_costs_nothing(root: Path, small_disk: Path, data: bytes, message: str) -> None:
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_full_disk_is_named_and_costs_nothing(
+    root: Path, small_disk: Path, data: bytes, message: str, others: int
+) -> None:
+    for number in range(others):
+        await create_snapshot(root, f"other{number}", small_disk / "state", {})
+    used = shutil.disk_usage(small_disk).used
     write(root, {"large": data})
     before = fingerprint(root)
     with pytest.raises(TaskError, match=message) as caught:
@@ -479,6 +498,7 @@ async def test_a_full_disk_is_named_and_costs_nothing(root: Path, small_disk: Pa
     assert "free space" in caught.value.fix
     assert not (small_disk / "state" / "t1").exists()
     assert fingerprint(root) == before
+    assert shutil.disk_usage(small_disk).used < used + 200_000
 
 
 @pytest.fixture
