@@ -31,6 +31,9 @@ CREATE TABLE messages (task_id TEXT NOT NULL, position INTEGER NOT NULL, body TE
 CREATE TABLE checkpoints (task_id TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;
 """
 
+_CHECK_FILE = "free disk space, or check that the folder and file belong to you and are writable"
+_MOVE_AWAY = "move the file away to start a new journal"
+
 Statement = tuple[str, tuple[object, ...]]
 
 
@@ -94,7 +97,10 @@ class TaskStore:
 
     async def tasks(self) -> list[Task]:
         rows = await self._rows("SELECT body FROM tasks ORDER BY created, id")
-        return [from_json(Task, json.loads(body)) for (body,) in rows]
+        try:
+            return [from_json(Task, json.loads(body)) for (body,) in rows]
+        except (ValueError, KeyError, TypeError) as error:
+            raise TaskError(f"the task journal {self.path} holds a task that cannot be read: {error!r}", _MOVE_AWAY) from error
 
     async def events(self, task_id: str, after_seq: int = 0, limit: int = -1) -> list[TaskEvent]:
         """At most `limit` events, -1 for all."""
@@ -126,7 +132,7 @@ class TaskStore:
         except (OSError, sqlite3.Error) as error:
             raise TaskError(
                 f"the task journal {self.path} cannot be used: {error}",
-                "free disk space, or check that the folder and file belong to you and are writable",
+                _CHECK_FILE if isinstance(error, OSError | sqlite3.OperationalError) else _MOVE_AWAY,
             ) from error
 
     def _connect(self) -> None:
@@ -143,7 +149,7 @@ class TaskStore:
             self._connection.close()
             raise TaskError(
                 f"the task journal {self.path} has format {version}, and this version reads {_SCHEMA_VERSION}",
-                "update quadjet, or move the file away to start a new journal",
+                f"update quadjet, or {_MOVE_AWAY}",
             )
 
     def _commit(self, statements: list[Statement]) -> None:

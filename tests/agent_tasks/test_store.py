@@ -120,9 +120,23 @@ async def test_another_format_is_refused_with_a_way_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"this is no database, whatever it is called" * 100])
 async def test_a_damaged_file_is_an_error_and_not_overwritten(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "j.sqlite3").write_bytes(content)
-    with pytest.raises(TaskError, match="cannot be used"):
+    with pytest.raises(TaskError, match="cannot be used") as caught:
         await TaskStore.open(tmp_path / "j.sqlite3")
+    assert caught.value.fix == "move the file away to start a new journal"
     assert (tmp_path / "j.sqlite3").read_bytes() == content
+
+
+@pytest.mark.parametrize("body", ["no JSON", "{}", "[]", '{"id": 5}', "null"])
+async def test_a_damaged_task_is_an_error_with_a_way_out(tmp_path: Path, body: str) -> None:
+    store = await TaskStore.open(tmp_path / "j.sqlite3")
+    await store.save(TASK)
+    with sqlite3.connect(tmp_path / "j.sqlite3") as other:
+        other.execute("UPDATE tasks SET body = ?", (body,))
+    other.close()
+    with pytest.raises(TaskError, match="cannot be read") as caught:
+        await store.tasks()
+    assert caught.value.fix == "move the file away to start a new journal"
+    await store.close()
 
 
 async def test_a_link_is_not_followed(tmp_path: Path) -> None:
