@@ -243,7 +243,7 @@ class EngineSupervisor:
             message = f"the engine died {len(self._deaths)} times in {self._limits.within_s:.0f} s; at last {death.message}"
             raise EngineError(message, death.fix) from death
         self.num_restarts += 1
-        _log.warning("restart %d of the engine: %s", self.num_restarts, death)
+        _log.warning("restart %d of the engine: %s", self.num_restarts, death.message.partition("\n")[0])
         self._tell("the engine died and is started again", 0, 0)
 
     def _source_gone(self, name: str) -> None:

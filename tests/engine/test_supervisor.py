@@ -125,9 +125,9 @@ async def until_it_computes(engine: EngineSupervisor, prompt_tokens: int) -> Non
 @pytest.mark.parametrize("arch", FAMILIES)
 async def test_four_replies_go_on_after_one_restart(folder: Path, arch: str) -> None:
     async with started(tiny_model(folder, arch=arch)) as engine:
-        calm = await run_all(engine, four())
+        calm = await run_all(engine, four(80))
         heard = [Heard() for _ in range(4)]
-        replies = [asyncio.create_task(run(engine, r, h)) for r, h in zip(four(), heard, strict=True)]
+        replies = [asyncio.create_task(run(engine, r, h)) for r, h in zip(four(80), heard, strict=True)]
         for tokens in heard:
             await tokens.until(10)
         os.kill(engine.pid, signal.SIGKILL)
