@@ -26,6 +26,7 @@ from .python_code import (
     function_names,
     functions_in_text,
     imported_files,
+    is_function,
     is_test_file,
     prose_of,
 )
@@ -108,12 +109,14 @@ class Triage:
         base = {path: base64.b64decode(data) for path, data in facts["base"].items()}
         changed = tuple(path for path, data in base.items() if bench.read(path) != data)
         evidence, problem = await self._gate(bench, facts, changed)
+        remarks = [ending.note] if ending.note else []
         feedback = ""
         if changed and problem:
             feedback = f"Your edits were taken back: {problem}."
+            remarks.append(f"the model's edits were taken back: {problem}")
             await asyncio.to_thread(_restore, bench, base)
             changed = ()
-        return Verdict(_card(facts, ending, evidence, changed, feedback), changed, feedback)
+        return Verdict(_card(facts, ending, evidence, changed, remarks), changed, feedback)
 
     async def _gate(self, bench: Workbench, facts: dict[str, Any], changed: tuple[str, ...]) -> tuple[tuple[Evidence, ...], str]:
         """Evidence, and why the edits do not pass (an empty text if they do)."""
@@ -178,13 +181,15 @@ class _Session:
 
 
 def _read_text(bench: Workbench, paths: list[str], failure: Failure, text: str) -> ToolCall | None:
-    """A corrected function in plain text as the call it stands for: that nearest to the failure, if there are several."""
+    """A corrected function in plain text as the call it stands for: of several one that changes, that nearest to the failure."""
     written = functions_in_text(text)
     places = [(path, name) for path in paths for name in function_names(bench.read(path)) if name in written]
     if not places:
         return None
     on_the_way = {(frame.file, frame.function): depth for depth, frame in enumerate(failure.frames, 1)}
-    path, name = max(places, key=lambda place: on_the_way.get(place, 0))
+    path, name = max(
+        places, key=lambda place: (not is_function(bench.read(place[0]), place[1], written[place[1]]), on_the_way.get(place, 0))
+    )
     cause = (prose_of(text) or _seen(failure))[:MAX_CAUSE]
     return ToolCall("rewrite_function", {"cause": cause, "path": path, "name": name, "code": written[name]})
 
@@ -216,7 +221,9 @@ def _question(bench: Workbench, failure: Failure, candidates: list[str]) -> str:
     in_test = [(path, lines) for path, lines in places if path == test_file][:1]
     in_code = [(path, lines) for path, lines in places if path in candidates][-MAX_SHOWN_FUNCTIONS:]
     if not in_code:
-        names = [name for path, lines in in_test for name in called_names(bench.read(path), lines)]
+        at = [(frame.file, LineRange(frame.line, frame.line)) for frame in failure.frames if frame.file == test_file][:1]
+        called = [name for path, lines in [*at, *in_test] for name in called_names(bench.read(path), lines)]
+        names = list(dict.fromkeys(called))
         found = [(path, find_function(bench.read(path), name)) for name in names for path in candidates]
         in_code = [(path, lines) for path, lines in found if lines is not None][:MAX_SHOWN_FUNCTIONS]
     code = [
@@ -282,25 +289,24 @@ def _nothing_to_mend(run: TestRun) -> dict[str, Any]:
     return {"title": "nothing fails", "outcome": outcome, "command": run.command, "passed": True}
 
 
-def _card(facts: dict[str, Any], ending: Ending, evidence: tuple[Evidence, ...], changed: tuple[str, ...], feedback: str) -> Card:
+def _card(
+    facts: dict[str, Any], ending: Ending, evidence: tuple[Evidence, ...], changed: tuple[str, ...], notes: list[str]
+) -> Card:
     failure = from_json(Failure, facts["failure"])
     where = failure.frames[-1] if failure.frames else Frame(failure.test.partition("::")[0], 0, "")
     said = neutralise(str(ending.arguments.get("cause", ""))).strip()
-    notes = [ending.note] if ending.note else []
-    if feedback:
-        notes.append(feedback)
     if facts["failing"] > 1:
-        notes.append(f"{facts['failing'] - 1} more tests fail: send them again after this one")
+        notes = [*notes, f"{facts['failing'] - 1} more of the tests fail: send them again after this one"]
     findings = {
         "test": failure.test,
         "exception": failure.exception,
         "message": neutralise(failure.message),
         "file": where.file,
         "line": where.line,
-        "cause": said if changed and said else _seen(failure),
+        "cause": _seen(failure),
     }
-    if said and not changed:
-        findings["suspected"] = said
+    if said and said != findings["cause"]:
+        findings["suspected"] = said  # by the model; nothing checks it
     return Card(
         title="fixed: the failing test passes" if changed else "cause found, no fix",
         verified=bool(changed) and all(item.passed is True for item in evidence),

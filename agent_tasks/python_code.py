@@ -81,6 +81,13 @@ def find_function(data: bytes, name: str) -> LineRange | None:
     return None
 
 
+def is_function(data: bytes, name: str, code: str) -> bool:
+    """Whether `code`, from its def line on, is one of the functions called `name` as it stands."""
+    lines = decode(data).normalised.split("\n")
+    found = [function for function in _functions(parse(data)) if function.name == name]
+    return any(textwrap.dedent("\n".join(lines[item.lineno - 1 : item.end_lineno])) == code.rstrip("\n") for item in found)
+
+
 def function_edit(data: bytes, name: str, code: str) -> tuple[str, str]:
     """Search and replace texts that put `code` in the place of the function `name`, at its indentation; decorators stay.
 

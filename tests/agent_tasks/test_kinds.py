@@ -297,7 +297,8 @@ async def test_triage_names_the_failure_and_fixes_it(sample: Path, state: Path) 
         "message": "division by zero",
         "file": PRICES,
         "line": 20,
-        "cause": "an empty list has no mean",
+        "cause": "ZeroDivisionError: division by zero is raised in average_price, shop/prices.py:20",
+        "suspected": "an empty list has no mean",
     }
     assert list(proposed(task)) == [PRICES]
     assert fingerprint(sample) == before
@@ -338,7 +339,7 @@ async def test_triage_reads_a_corrected_function_from_plain_text(sample: Path, s
     async with open_harness(state, sample, ScriptedModel([text])) as harness:
         task = await harness.run("triage", "tests/test_prices.py")
     assert card_of(task).verified
-    assert card_of(task).findings["cause"] == "An empty list has no mean."
+    assert card_of(task).findings["suspected"] == "An empty list has no mean."
     assert code in proposed(task)[PRICES]
 
 
@@ -462,6 +463,22 @@ async def test_triage_shows_the_functions_a_failing_assertion_calls(state: Path,
     question = model.prompts[0][1].content
     assert "def one():" in question
     assert "unrelated" not in question
+
+
+async def test_triage_shows_first_what_the_failing_line_calls_and_takes_the_function_that_changed(
+    state: Path, tmp_path: Path
+) -> None:
+    push = "    def push(self, item):\n        self.items.append(item)\n"
+    pop = "    def pop(self):\n        return self.items.pop({})\n"
+    code = "class Stack:\n    def __init__(self):\n        self.items = []\n\n" + push + "\n" + pop
+    test = "from m import Stack\n\n\ndef test():\n    s = Stack()\n    s.push(1)\n    s.push(2)\n    assert s.pop() == 2\n"
+    root = make_repository(tmp_path / "project", {"m.py": code.format(0), "test_m.py": test})
+    model = ScriptedModel([Message("assistant", f"```python\n{push}\n{pop.format('')}```")])
+    async with open_harness(state, root, model) as harness:
+        task = await harness.run("triage", "test_m.py")
+    question = model.prompts[0][1].content
+    assert question.index("def pop") < question.index("def push")
+    assert proposed(task) == {"m.py": code.format("")}
 
 
 async def test_triage_without_a_sandbox_says_so(sample: Path, state: Path) -> None:
