@@ -23,7 +23,8 @@ Encode = Callable[[str], list[int]]
 MAX_TEXT_CHARS = 2_000_000
 """Longer texts are no sources: data, not what a model writes."""
 _PIECE_START = re.compile(r"\n(?=[^\S\n]*\S)")
-_BLOCK_CHARS = 4096
+_COMPARED_CHARS = (4096, 64, 1)
+"""At once, in turn: two texts are mostly equal."""
 
 
 class DraftText:
@@ -100,20 +101,18 @@ _FORMS: dict[str, Callable[[str], str]] = {"text": str, "json": _in_json}
 def _num_equal(a: str, b: str) -> int:
     """Length of the longest common beginning."""
     limit, start = min(len(a), len(b)), 0
-    while start < limit and a[start : start + _BLOCK_CHARS] == b[start : start + _BLOCK_CHARS]:
-        start += _BLOCK_CHARS
-    while start < limit and a[start] == b[start]:
-        start += 1
-    return min(start, limit)
+    for size in _COMPARED_CHARS:
+        while start + size <= limit and a[start : start + size] == b[start : start + size]:
+            start += size
+    return start
 
 
 def _num_equal_at_end(a: str, b: str, same: int) -> int:
     """Length of the longest common end that does not reach into the first `same` characters."""
     limit, count = min(len(a), len(b)) - same, 0
-    while count + _BLOCK_CHARS <= limit and a.endswith(b[len(b) - count - _BLOCK_CHARS : len(b) - count], 0, len(a) - count):
-        count += _BLOCK_CHARS
-    while count < limit and a[-1 - count] == b[-1 - count]:
-        count += 1
+    for size in _COMPARED_CHARS:
+        while count + size <= limit and a.endswith(b[len(b) - count - size : len(b) - count], 0, len(a) - count):
+            count += size
     return count
 
 
