@@ -73,7 +73,7 @@ class EngineSettings:
     """Tokens that a prompt and its reply may have together; 0: as many as the model was made for, 8192 at most."""
     max_step_rows: int = 64
     """Rows of one step: how long a prompt holds up the sequences that decode."""
-    silence_limit_s: float = 30.0
+    silence_limit_s: float = 60.0
     """A process that gives no sign of life for so long hangs. It gives one a second, but a machine that swaps may hold it up."""
     step_limit_s: float = 300.0
     """A step that takes so long hangs. On a CPU, 64 prompt rows of the largest models that fit take some tens of seconds."""
@@ -381,7 +381,7 @@ class EngineClient:
         lines = "".join(f"\n  | {line}" for line in self._stderr)
         fix = "run `quadjet doctor`; `quadjet logs` shows what came before"
         if code == -signal.SIGKILL and not self._hang:  # nobody but the system's memory killer does that unasked
-            fix = "if memory ran out, choose a smaller model or lower engine.context; `quadjet doctor` shows what is free"
+            fix = "if memory ran out, lower engine.context or engine.max_sequences, or use a smaller model; see `quadjet doctor`"
         reason = self._hang or reason
         return EngineDiedError(f"the engine process ended {how}" + (f": {reason}" if reason else "") + lines, fix)
 

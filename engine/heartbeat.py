@@ -27,6 +27,10 @@ class Heartbeat:
         finally:
             del self._since[work]
 
+    def go_on(self, work: str) -> None:
+        """Something of `work` is done: its time counts from here."""
+        self._since[work] = time.monotonic()
+
     @contextmanager
     def beating(self) -> Iterator[None]:
         thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)

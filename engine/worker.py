@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,6 +62,7 @@ MAX_STEP_ROWS = 1024
 _EXIT_GRACE_S = 2.0
 """How long a step may go on after the parent is gone."""
 _PROGRESS_INTERVAL_S = 0.05
+_LOADING = "one part of the load"
 
 _Item = Message | Sequence | ChannelError | None
 """What the reading thread hands over: prepared sequences, other messages as they are, None at the end of the stream."""
@@ -106,7 +107,8 @@ class Worker:
         if not isinstance(load := self._inbox.get(), Load):
             return self._refuse(load, "a model to load")
         try:
-            loaded = load_model(load, self._report)
+            with self._heartbeat.during(_LOADING):
+                loaded = load_model(load, self._report)
         except (QuadjetError, MemoryError) as error:
             return self._send(load_failed(error))
         self._compiler = loaded.compiler
@@ -128,23 +130,28 @@ class Worker:
         """Carry out the commands that are there; wait for one if there is nothing to compute. False at the end."""
         while not (engine.has_work and self._inbox.empty()):
             item = self._inbox.get()
-            if isinstance(item, Sequence):
-                self._send(*engine.submit(item))
-            elif isinstance(item, Failed):
-                self._send(item)
-            elif isinstance(item, Cancel):
-                self._send(*engine.cancel(item.id))
-            elif isinstance(item, GetStats):
-                self._send(Stats(item.id, engine.stats()))
-            elif isinstance(item, UpdateSource):
-                self._send(*map(SourceGone, self._lookup.update(item)))
-            elif isinstance(item, RemoveSource):
-                self._lookup.remove(item.name)
-            elif item is None or isinstance(item, Close):
+            if item is None or isinstance(item, Close):
                 return False
-            else:
-                self._refuse(item, "a command")
+            with self._heartbeat.during("one command"):
+                self._send(*self._carry_out(engine, item))
         return True
+
+    def _carry_out(self, engine: Engine, item: Message | Sequence | ChannelError) -> Iterable[FromEngine]:
+        if isinstance(item, Sequence):
+            return engine.submit(item)
+        if isinstance(item, Failed):
+            return [item]
+        if isinstance(item, Cancel):
+            return engine.cancel(item.id)
+        if isinstance(item, GetStats):
+            return [Stats(item.id, engine.stats())]
+        if isinstance(item, UpdateSource):
+            return map(SourceGone, self._lookup.update(item))
+        if isinstance(item, RemoveSource):
+            self._lookup.remove(item.name)
+        else:
+            self._refuse(item, "a command")
+        return []
 
     def _refuse(self, item: _Item, wanted: str) -> None:
         """Raise for an item that has no place here. The stream's end is none of those."""
@@ -162,6 +169,7 @@ class Worker:
         return 1
 
     def _report(self, message: str, done: int, total: int) -> None:
+        self._heartbeat.go_on(_LOADING)
         now = time.monotonic()
         if done >= total or now - self._last_progress_s >= _PROGRESS_INTERVAL_S:
             self._last_progress_s = now
