@@ -265,7 +265,11 @@ def _python_files(bench: Workbench) -> tuple[list[str], list[str]]:
     """The files asked for, and notes on what was left out."""
     is_folder = (bench.tree / bench.target).is_dir()
     if not is_folder:
-        decode(bench.read(bench.target), bench.target)  # refuses what is missing, binary or too large before anything is run
+        # Refuses what is missing, binary or too large before anything is run.
+        text = decode(bench.read(bench.target), bench.target)
+        num_lines, scope = len(text.normalised.splitlines()), bench.spec.range
+        if scope and num_lines and scope.first > num_lines:
+            raise TaskError(f"{bench.target} has {num_lines} lines, so there are none from {scope.first} on")
     paths = [path for path in (bench.files(bench.target) if is_folder else [bench.target]) if path.endswith((".py", ".pyi"))]
     reasons = {path: _reason_to_leave(bench, path) for path in paths}
     readable = [path for path in paths if not reasons[path]]

@@ -157,6 +157,14 @@ async def test_cleanup_stays_in_the_range(sample: Path, state: Path) -> None:
     assert card_of(task).verified
 
 
+async def test_cleanup_of_lines_behind_the_end_says_where_it_is(state: Path, tmp_path: Path) -> None:
+    root = make_repository(tmp_path / "project", {"a.py": "import os\n"})
+    async with open_harness(state, root, ScriptedModel([])) as harness:
+        task = await harness.run("cleanup", "a.py", range=LineRange(5, 9))
+    assert task.state is TaskState.FAILED
+    assert "a.py has 1 lines" in task.message
+
+
 async def test_cleanup_uses_the_projects_rules(state: Path, tmp_path: Path) -> None:
     files = {"ruff.toml": 'lint.select = ["F401"]\n', "a.py": "import os\nx = 1\nif x == None:\n    x = 2\n"}
     root = make_repository(tmp_path / "project", files)
