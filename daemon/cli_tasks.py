@@ -66,12 +66,11 @@ def run(settings: Settings, kind: str, target: Target, message: str, apply_: boo
         request["range"] = {"start": {"line": target.first - 1, "character": 0}, "end": {"line": target.last, "character": 0}}
 
     async def work(client: TaskClient) -> int:
-        from .task_view import TaskView
+        from .task_view import follow
 
         task_id = await client.send(request)
         try:
-            with TaskView({task_id: f"{kind} {target.path.name}"}) as view:
-                await client.watch([task_id], view.show)
+            await follow(client, {task_id: f"{kind} {target.path.name}"})
         except asyncio.CancelledError:
             out.say(f"the task goes on without this terminal: quadjet show {task_id}, or end it with: quadjet cancel {task_id}")
             raise
@@ -97,6 +96,8 @@ async def _conclude(client: TaskClient, task_id: str, *, apply_: bool, as_json: 
         _say_accepted(accepted)
     elif proposal["hunks"]:
         out.say(f"accept it with: quadjet accept {task_id}    decline it with: quadjet reject {task_id}")
+    if accepted is None and task["state"] in ("needs-you", "paused"):
+        out.say(f"another try: quadjet resume {task_id}    end it: quadjet cancel {task_id}")
     return 0 if has_proposal and not (accepted and accepted["conflicts"]) else 1
 
 

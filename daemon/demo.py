@@ -29,7 +29,7 @@ from .pull import Mirror, Report, pull
 from .server import serve
 from .shell_client import DaemonError
 from .task_client import TaskClient
-from .task_view import TaskView, show_proposal, show_task
+from .task_view import follow, show_proposal, show_task
 
 TASKS = (("cleanup", "shop/report.py"), ("triage", "tests/test_prices.py"))
 _TIMEOUT_S = 400
@@ -130,8 +130,7 @@ async def _run_tasks(
     async with _own_daemon(config, store, places) as client:
         ids = [await client.send({"kind": kind, "uri": (project / path).as_uri()}) for kind, path in TASKS]
         titles = {task_id: f"{kind} {path}" for task_id, (kind, path) in zip(ids, TASKS, strict=True)}
-        with TaskView(titles) as view:
-            await client.watch(ids, view.show)
+        await follow(client, titles)
         return [(await client.task(task_id), await client.proposal(task_id)) for task_id in ids]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
@@ -20,19 +21,31 @@ from ..agent_tasks.codec import from_json
 from ..agent_tasks.task import Card
 from ..agent_tasks.text import neutralise
 from . import cli_output as out
-from .task_client import IN_PROGRESS
+from .task_client import IN_PROGRESS, TaskClient
 
 _MAX_CHARS = 100
+_MAX_PLAIN_CHARS = 300
 _PLAIN_STEP_S = 10.0
 _MARKS = {"proposed": "✓", "accepted": "✓", "rejected": "·", "failed": "✗", "stopped": "✗", "needs-you": "!", "paused": "‖"}
 _SNAKE = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
+async def follow(client: TaskClient, titles: dict[str, str]) -> None:
+    """Show these tasks, named by their ids, until none of them is in progress."""
+    with TaskView(titles) as view:
+        reminder = asyncio.create_task(view.remind())
+        try:
+            await client.watch(list(titles), view.show)
+        finally:
+            reminder.cancel()
+
+
 class TaskView:
     """Feed it every event; it shows the tasks that were named to it. Use as a context manager."""
 
-    def __init__(self, titles: dict[str, str]) -> None:
+    def __init__(self, titles: dict[str, str], silence_s: float = 30.0) -> None:
         self._titles = titles
+        self._silence_s = silence_s
         self._states = dict.fromkeys(titles, "queued")
         self._messages = dict.fromkeys(titles, "")
         self._said: dict[str, tuple[str, float]] = {}
@@ -59,9 +72,20 @@ class TaskView:
             if self._live is None:
                 message = f"{data['state']}: {message}" if message else data["state"]
         if message:
-            self._messages[task_id] = neutralise(message).replace("\n", " ")[:_MAX_CHARS]
+            limit = _MAX_CHARS if self._live else _MAX_PLAIN_CHARS
+            self._messages[task_id] = neutralise(message).replace("\n", " ")[:limit]
             if self._live is None:
                 self._say(task_id, is_step=event["type"] == "progress")
+
+    async def remind(self) -> None:
+        """In a pipe: repeat after a long silence what a task is at, until cancelled. One answer of a model can take minutes."""
+        while True:
+            await asyncio.sleep(self._silence_s)
+            for task_id, state in self._states.items():
+                when = self._said.get(task_id, ("", self._start))[1]
+                if self._live is None and state in IN_PROGRESS and time.monotonic() - when >= self._silence_s:
+                    self._said[task_id] = ("", time.monotonic())
+                    out.say(f"[{time.monotonic() - self._start:5.1f} s] {self._titles[task_id]}: still {state}")
 
     def _say(self, task_id: str, *, is_step: bool) -> None:
         """In a pipe: steps of the same work at most every few seconds."""
