@@ -205,8 +205,11 @@ async def test_a_process_that_stands_still_while_it_loads_is_killed(model: Path)
 
 
 @pytest.mark.slow
-async def test_a_step_that_takes_too_long_is_a_hang(model: Path) -> None:
-    client = await EngineClient.start(EngineSettings(model, context=16384, max_step_rows=1024, step_limit_s=1.0))
+async def test_a_step_that_takes_too_long_is_a_hang(tmp_path: Path) -> None:
+    # Steps of many seconds on any machine: long beside the limit and the second between two signs of life.
+    deep = tiny_model(tmp_path, layers=60)
+    settings = EngineSettings(deep, max_sequences=1, context=16384, max_step_rows=1024, step_limit_s=1.0)
+    client = await EngineClient.start(settings)
     try:
         with pytest.raises(EngineDiedError, match="it hung, one step took more than 1 s, so it was killed"):
             await run(client, request(16_000, max_tokens=1))
